@@ -62,7 +62,7 @@ static carry_tensor picture(int device, int64_t height, int64_t width, int64_t c
     return carry_view_on(device, zeros(device, shape[0] * shape[1] * shape[2], CARRY_BF16), CARRY_BF16, 3, shape);
 }
 
-/* Seconds of one of many calls in a row. */
+/* Seconds for one of many consecutive calls. */
 static double time_of(int device, void (*call)(const void *), const void *of) {
     carry_stream *stream = carry_ctx_stream(ctx, device);
     double best = 1e9;

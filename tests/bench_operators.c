@@ -85,7 +85,7 @@ static void report(const char *name, double bytes, int calls, double *seconds) {
     (void)fflush(stdout);
 }
 
-/* bytes: moved at least. calls: of a step. */
+/* bytes: the least that must be moved. calls: the number of calls in a step. */
 #define TIME(name, bytes, calls, call)                                         \
     do {                                                                       \
         carry_event *from_;                                                    \
@@ -111,7 +111,7 @@ static void report(const char *name, double bytes, int calls, double *seconds) {
         carry_event_free(ctx, 1, to_);                                         \
     } while (0)
 
-/* One element on: not aligned to 16 bytes any more. */
+/* Shifted by one element: no longer aligned to 16 bytes. */
 static carry_tensor apart(carry_tensor x) {
     x.data = (char *)x.data + carry_dtype_size(x.dtype);
     return x;

@@ -23,7 +23,7 @@
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
 
 /* Libraries with 64-bit sizes and with 32-bit ones are called alike: on 64-bit ARM and x86-64 the latter read the low
- * halves. */
+   halves. */
 typedef void (*sgemm_function)(int order, int ta, int tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
                                int64_t a_row, const float *b, int64_t b_row, float beta, float *c, int64_t c_row);
 
@@ -44,7 +44,7 @@ static void run_blas(const bench *b) {
              1.0f, p->a, p->a_row, p->b, p->b_row, 0.0f, p->c, p->c_row);
 }
 
-/* On one thread processor time, which other programs do not add to. */
+/* On one thread this is processor time, which other programs do not increase. */
 static double now(int threads) {
     struct timespec time;
     return threads == 1 && clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0
@@ -66,9 +66,9 @@ static int by_size(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* GFLOP/s of both, and the median ratio. The two take turns, so that both see the same noise. A BLAS with threads lets
-   them wait busily for some 30 ms after a product: they would take our threads' cores, so they are given time to sleep.
- */
+/* Measures GFLOP/s of both, and the median ratio. The two take turns, so that both see the same noise. The threads of a
+   BLAS spin for some 30 ms after a product and would occupy the cores of our threads, so they are given time to
+   sleep. */
 static void time_both(const bench *b, int threads, double seconds, double rate[2], double *ratio) {
     static double ratios[MOST_PAIRS];
     double flops = 2.0 * (double)b->p.m * (double)b->p.n * (double)b->p.k;
@@ -118,7 +118,7 @@ static void one_size(bench *b, int64_t n, int threads, double seconds) {
     free(floats);
 }
 
-/* A function of the library, by its own name or by those of the libraries in Python's packages. */
+/* A function of the library, by its own name or by the names that libraries in Python packages use. */
 static void *find(void *library, const char *name) {
     static const char *const forms[] = {"%s", "scipy_%s", "scipy_%s64_"};
     void *found = NULL;

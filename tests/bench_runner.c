@@ -44,7 +44,7 @@ static void decode(carry_runner *r, const int32_t *pages, const int32_t *ids, in
                  (double)(sequences * steps) / took, 1e3 * took / (double)steps);
 }
 
-/* What the GPU does in ten steps of `sequences`, by kernel. */
+/* Prints the time that the GPU spends in each kernel during ten steps of `sequences`. */
 static void profile(carry_runner *r, const int32_t *pages, const int32_t *ids, int64_t sequences) {
     carry_activity_log *log = NULL;
     if (carry_activity_start(r->ctx, &log, 0) != CARRY_OK || log == NULL) {

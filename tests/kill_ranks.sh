@@ -2,10 +2,10 @@
 # Ranks that are killed (-9) or stopped, a random one at a random moment, under Open MPI's mpirun: the others end, none of
 # them with 0, and no process is left.
 #
-# mpirun ends everybody as soon as one process was killed, before a deadline could; so it is asked every other time to
-# leave the survivors alone (--enable-recovery), and then each of them must say one error message: operation, rank, seconds.
-# It does so over shared memory and over TCP, where a dead peer's socket closes. A process that is stopped is noticed by
-# nobody but the deadline.
+# mpirun ends all ranks as soon as one process was killed, before a deadline could pass. Every other time it is
+# therefore run with --enable-recovery, which leaves the survivors alone, and each of them must print one error message:
+# operation, rank, seconds. This is done over shared memory and over TCP, where a dead peer's socket closes. A stopped
+# process is noticed only by the deadline.
 #
 # Usage: [KILLS=50] [SEED=n] kill_ranks.sh PATH-OF-RANKS_WORKER [gpu]
 set -u
@@ -45,8 +45,8 @@ processes() {
     sed -n 's/^rank [0-9]* is process //p' "$log"
 }
 
-# A survivor says one error message and ends with 1. One that Open MPI does not return to, which happens over TCP when it
-# writes to the dead rank, is ended by its guard with 2 (stuck_rank.sh).
+# A survivor prints one error message and ends with 1. Over TCP, Open MPI may not return from a write to the dead rank;
+# then the guard ends the survivor with 2 (stuck_rank.sh).
 check_survivors() {
     survivors=$((ranks - 1))
     message='^told after [0-9.]* s: E[A-Z]*: [a-z-]*: rank [0-9]* .*([0-9.]* s waited)'
@@ -59,8 +59,8 @@ check_survivors() {
     ended=$((ended + stuck))
 }
 
-# disturb SIGNAL RANK MILLISECONDS RECOVERY TRANSPORT. Into $early: 1 if the ranks ended before, since one of them stood in the
-# queue of a busy machine for longer than the deadline.
+# disturb SIGNAL RANK MILLISECONDS RECOVERY TRANSPORT. Sets $early to 1 if the ranks ended before the signal, because
+# one of them waited for a busy machine for longer than the deadline.
 disturb() {
     bad=0
     early=0
@@ -68,7 +68,8 @@ disturb() {
     : > "$codes"
     # The shell around each rank keeps its exit code, since mpirun forgets it with --enable-recovery.
     # shellcheck disable=SC2016,SC2086
-    # Over TCP by the loopback alone: a connection to a dead rank is refused there, on another interface Open MPI may wait for it.
+    # TCP over the loopback only: there a connection to a dead rank is refused; on another interface Open MPI may wait
+    # for it.
     timeout -k 5 300 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none --mca btl_tcp_if_include lo \
         --mca orte_base_help_aggregate 0 $4 --mca btl "$5" -np $ranks \
         sh -c '"$0" "$1" "$3"; code=$?; echo $code >> "$2"; exit $code' "$worker" $deadline "$codes" "$where" > "$log" 2>&1 &

@@ -26,7 +26,7 @@ with torch.no_grad():
             p.normal_(0.0, 0.3 if "conv1d" in name else 0.15)
         else:
             p.add_(0.1 * torch.randn_like(p))
-# The file has f32; results are those of these weights in f64.
+# The file has f32; results are computed from these weights in f64.
 weights = {name: p.detach().float().clone() for name, p in model.named_parameters()}
 model = model.double()
 with torch.no_grad():

@@ -106,7 +106,7 @@ def main(paths):
     write("cases.json", [render(source, template_cases.INPUT) for source in template_cases.CASES])
     chats = []
     for number, (family, source) in enumerate(template_chats.TEMPLATES.items()):
-        # Every fourth one, others for each family, to keep the file small.
+        # Every fourth case, different ones for each family, to keep the file small.
         for name, variables in list(template_chats.conversations())[number % 4::4]:
             chats.append({"name": f"{family}: {name}", **render(source, variables)})
     write("chats.json", chats)

@@ -21,7 +21,7 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
-# Pixels of the canvas by the colour that is strongest in them, those that are nearly grey left out.
+# Counts the pixels of the canvas by their strongest colour, without those that are nearly grey.
 COLOURS = """(() => {
   const canvas = at("video"), pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
   const count = { red: 0, green: 0, blue: 0 };

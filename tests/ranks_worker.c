@@ -1,7 +1,8 @@
-/* What kill_ranks.sh disturbs: a rank that goes through every operation until one ends it. Says its process first and
-   in the end what it was told, with the seconds since the operation that failed had begun.
+/* The worker of kill_ranks.sh: a rank that goes through every operation until one fails. It prints its process id
+   first, and at the end its error, with the seconds since the failed operation began.
    Usage: mpirun -n N ranks_worker DEADLINE [gpu [KIND]]: with gpu, buffers are in memory of the first GPU, which all
-   share, and KIND moves them (ipc, staged; else what fits). Without mpirun: CARRY_MEET (kill_processes.py). */
+   ranks share, and KIND moves them (ipc, staged; by default the first that works). Without mpirun: CARRY_MEET
+   (kill_processes.py). */
 #include "comm_support.h"
 
 #include <unistd.h>
@@ -10,7 +11,7 @@
 #include "core/clock.h"
 
 enum {
-    WIDE = 20000, /* floats: more than MPI sends before the receiver is there */
+    WIDE = 20000, /* floats: more than MPI sends before the receiver has arrived */
     HEADS = 2,
     KEY = 8,
     VALUE = 400
@@ -29,7 +30,7 @@ typedef struct worker {
     double began;    /* the operation under way */
 } worker;
 
-/* In host memory, whatever the device: what moves a GPU's memory is not split. */
+/* Always in host memory: communicators of GPU memory cannot be split. */
 static carry_status split_and_sum(carry_comm *comm) {
     carry_comm *part;
     float data[40] = {0};
@@ -39,7 +40,7 @@ static carry_status split_and_sum(carry_comm *comm) {
     return status;
 }
 
-/* A plan and a scan with each of the algorithms in turn. */
+/* Plans and runs a scan with each of the algorithms in turn. */
 static carry_status scan(worker *w, carry_comm *comm, uint32_t which) {
     const carry_all_scan_problem problem = {.heads = HEADS, .key = KEY, .value = VALUE, .wire = CARRY_F32};
     const carry_all_scan_options options = {CARRY_INIT(carry_all_scan_options),
@@ -86,7 +87,8 @@ static carry_status one(worker *w, carry_comm *comm, uint32_t which) {
 
 static carry_status work_over(worker *w, carry_comm *comm) {
     const double deadline = carry_comm_deadline(comm);
-    /* The planner measures this machine at its first plan, for seconds on a busy one: that is no wait for a rank. */
+    /* The planner measures this machine at its first plan, which takes seconds on a busy one and is not a wait for a
+       rank. */
     TRY(carry_comm_set_deadline(comm, 60));
     TRY(carry_comm_set_deadline(carry_comm_host(comm), 60));
     TRY(scan(w, comm, 0));
@@ -129,7 +131,7 @@ int main(int count, char **arguments) {
         return 77;
     }
     const carry_status status = run_ranks(1, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 60},
-                                          work, &w, message); /* many that start at once take their time */
+                                          work, &w, message); /* many processes that start at once are slow */
     (void)printf("told after %.3f s: %s: %s\n", carry_seconds() - w.began, carry_status_name(status), message);
     (void)fflush(stdout);
     return 1;

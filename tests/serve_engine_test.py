@@ -67,7 +67,7 @@ def an_agent_reads_only_what_is_new():
             assert usages[0]["prompt_tokens"] > 12000 and usages[-1]["prompt_tokens"] >= 30000, usages
             cached = sum(u["prompt_tokens_details"]["cached_tokens"] for u in usages[1:])
             assert cached >= 0.95 * sum(u["prompt_tokens"] for u in usages[1:]), usages
-            # The tokens that a turn reads, on which the time to its first token depends, are those of its own message.
+            # A turn reads only the tokens of its own message, on which the time to its first token depends.
             new = [b["prompt_tokens"] - a["prompt_tokens"] for a, b in zip(usages, usages[1:])]
             assert all(read_of(u) <= n + BLOCK for u, n in zip(usages[1:], new)), (new, usages)
             metrics = s.metrics()
@@ -146,7 +146,7 @@ def cancelled_and_failed_requests_leave_the_others_unchanged():
 
 def a_stream_with_nan_ends_with_an_error():
     with serve("--dtype", "f16") as s:
-        # Token 255 is likelier from its fourth place on: the text has begun when the logits become NaN.
+        # Token 255 is likelier from its fourth position on: the text has begun when the logits become NaN.
         events = list(s.events(TEXT, {"prompt": "a", "max_tokens": 20, "temperature": 0, "logit_bias": {"255": 90, "65": 100},
                                       "frequency_penalty": 2, "presence_penalty": 2}))  # fmt: skip
         assert events[-1] == "[DONE]" and "NaN" in json.loads(events[-2])["error"]["message"], events[-2:]

@@ -42,7 +42,7 @@ static void colour_of(const char *prompt, float rgb[3]) {
     }
 }
 
-/* A dark background with a slow gradient; the square goes round, from where the seed puts it. */
+/* A dark background with a slow gradient; the square moves in a circle from a position given by the seed. */
 static void draw(float *pixels, double time, const float rgb[3], uint64_t seed) {
     double angle = time + (double)(seed % 628) / 100.0;
     double cx = WIDTH * (0.5 + 0.34 * cos(angle)), cy = HEIGHT * (0.5 + 0.28 * sin(2.0 * angle)), half = 34.0;
@@ -58,7 +58,7 @@ static void draw(float *pixels, double time, const float rgb[3], uint64_t seed) 
     }
 }
 
-/* What a pipeline of two stages would tell, with some life in it. */
+/* Publishes changing figures, as a pipeline of two stages would. */
 static void tell(carry_hub *hub, const carry_control_state *control, uint64_t chunk, uint64_t epoch) {
     double wave = sin(0.2 * (double)chunk), period = CHUNK / FPS;
     carry_stream_figures figures = {.chunks = chunk,

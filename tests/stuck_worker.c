@@ -9,7 +9,7 @@
 enum { CALLS = 100 };
 
 static bool is_stuck_in_isend;
-static int calls; /* of the function in question, by rank 1 */
+static int calls; /* calls of the function in question by rank 1 */
 
 static void stay(void) {
     int rank = 0;

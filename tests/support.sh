@@ -1,4 +1,5 @@
-# What shell tests of verbs share; read by them after `carry` is set, in a folder of their own. No test by itself.
+# Shared by the shell tests of verbs, which source it after they set `carry`, in a folder of their own. Not a test by
+# itself.
 failures=0
 XDG_STATE_HOME=$PWD/state # records of jobs
 export XDG_STATE_HOME
@@ -9,7 +10,7 @@ fail() {
 }
 
 # wait_for SECONDS COMMAND...: repeats the command until it succeeds; fails if it has not within SECONDS by the clock.
-# Tests wait for events, with a limit far beyond the time that a busy machine takes, and never for a fixed time.
+# Tests wait for events, with a limit far longer than a busy machine needs, and never for a fixed time.
 wait_for() {
     wait_end=$(($(date +%s) + $1))
     shift
@@ -22,7 +23,7 @@ wait_for() {
 # has_lines COUNT PATTERN FILE: at least COUNT lines of the file match.
 has_lines() { [ "$(grep -c -e "$2" "$3" 2> /dev/null)" -ge "$1" ] 2> /dev/null; }
 
-# gone PID...: the processes have ended; their parents may not have waited for them yet.
+# gone PID...: true if the processes have ended; their parents may not have waited for them yet.
 gone() {
     for gone_pid in "$@"; do
         if kill -0 "$gone_pid" 2> /dev/null && ! grep -q '^State:.[ZX]' "/proc/$gone_pid/status" 2> /dev/null; then return 1; fi

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Problems of several ranks as a person meets them: on threads, and under mpirun where it is here.
+# Problems of several ranks from the command line: on threads, and under mpirun if it is installed.
 # Usage: test_allscan.sh PATH-OF-CARRY
 set -u
 carry=$1
@@ -18,7 +18,7 @@ export CARRY_WISDOM CARRY_STORE ASAN_OPTIONS TMPDIR NO_COLOR OMPI_ALLOW_RUN_AS_R
 . "$tests/support.sh"
 small=allscan:wy:bf16:h2:k9:v5:p3
 
-# A process alone takes threads for ranks.
+# A single process uses threads as ranks.
 expect 0 '"bytes_per_rank": 180' bench --json --repeats 3 $small:algo=chain
 grep -q '"ranks": 3' out || fail "the ranks are not told"
 expect 0 'received 0.00018 MB' bench --repeats 3 $small
@@ -47,7 +47,7 @@ expect 0 '"algorithm": "heads"' bench --json --unchecked --repeats 3 cluster:wy:
 grep -q 'ceilings' out && fail "a simulation has ceilings of this machine"
 grep -q '"share": [0-9]' out && fail "a simulation has a share of this machine's ceilings"
 refused 'p1 to p4096' plan cluster:wy:p4097
-# A video stream over GPUs that are not here: one GPU is blocks x forwards; more GPUs have links between them.
+# A video stream over simulated GPUs: one GPU takes blocks x forwards; several GPUs have links between them.
 expect 0 '27.33 frames/s predicted' plan streamcluster
 expect 0 'mesh over 2 GPUs' plan streamcluster:gpus2:algo=mesh
 expect 0 '"algorithm": "stages"' bench --json --unchecked --repeats 3 streamcluster:gpus4
@@ -125,7 +125,7 @@ launch 2 'is for 3 ranks, and there are 2' 2 bench $small
 launch 1 'more than the 2 ranks' 2 run tiny.yaml --no-store
 "$carry" runs list > out || fail "runs list"
 [ "$(grep -c tiny out)" = 3 ] || fail "three runs were to be stored"
-# Ranks continue a run that one process began, and do not measure again what it has.
+# Ranks continue a run that one process began, and do not repeat its measurements.
 expect 0 "decision: proceed" run whole.yaml --name cut --store cut.db
 launch 0 'decision: proceed' 3 run --continue cut --store cut.db
 [ "$(grep -c 'runs  ' out)" = 0 ] || fail "ranks measured what was measured"

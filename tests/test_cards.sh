@@ -40,7 +40,7 @@ refused() {
     fi
 }
 
-# first ID WORDS...: the page that a search puts first.
+# first ID WORDS...: the search for WORDS must list page ID first.
 first() {
     id=$1
     shift
@@ -61,8 +61,8 @@ if [ "${cards:-0}" -lt 24 ] || [ "${findings:-0}" -lt 5 ]; then
     fail "the library has ${cards:-no} cards and ${findings:-no} findings"
 fi
 
-# What people who bring a streaming video transformer up asked for: these sources, topics and findings, by id, with a priority of 1
-# for the sources that were called high.
+# Sources, topics and findings that people who bring up a streaming video transformer asked for, by id. Sources that
+# they called high have a priority of 1.
 high="nccl-user-guide pytorch-cuda-semantics funcol-rfc-93173 ezyang-state-of-compile dynamo-deep-dive making-dl-go-brrrr
     streamdiffusionv2 gpipe pipedream-2bw zero-bubble-pp pytorch-pipelining-api pipedit pagedattention cuda-graphs-guide dit-paper"
 medium="scaling-dl-nccl nccl-tuning flash-attention funcol-source pytorch-issue-138773 vllm-torch-compile lightx2v-vae cogvideox-vae
@@ -103,7 +103,7 @@ for id in streamdiffusionv2 gpipe funcol-rfc-93173 pytorch-pipelining-api pipedr
         fail "$id is not in detail"
     fi
 done
-# What a card must cite, whatever else it says (line breaks aside): ID|TEXT.
+# Texts that a card must cite (line breaks are ignored): ID|TEXT.
 while IFS='|' read -r id text; do
     tr -s ' \n' ' ' < "$library/cards/$id.md" | grep -qF -e "$text" || fail "$id does not cite $text"
 done << 'CITED'
@@ -143,7 +143,7 @@ pipedit|Where it stands
 zero-bubble-pp|Where it stands
 flash-attention|Where it stands
 CITED
-# Each of these findings has figures of others and of ours, and belongs to a topic.
+# Each of these findings has figures of other people and our own, and belongs to a topic.
 for id in $wanted; do
     if ! grep -q 'source: docs/results/' "$library/findings/$id.md" || ! grep -q '^topics: \[' "$library/findings/$id.md"; then
         fail "the finding $id lacks a figure of ours, or a topic"
@@ -158,7 +158,7 @@ cp -r "$project/docs" "$folder/project/docs"
 (cd / && CARRY_DATA=/nonexistent "$carry" cards list) > "$folder/out" 2> "$folder/err"
 if [ $? != 2 ] || ! grep -q 'no folder from here upwards' "$folder/err"; then fail "a library is found in /"; fi
 
-# Searching: words, forms of words, phrases, and what is no word.
+# Searching: words, forms of words, phrases, and texts that are not words.
 first decoupled-look-back look-back
 first decoupled-look-back single pass prefix scan copy
 first zeco All-Scan
@@ -184,7 +184,7 @@ refused "needs words" find
 # shellcheck disable=SC2046
 refused "more than the 32" --library "$library" find $(seq 40)
 
-# Order: prerequisites come first, and the reason is said.
+# Order: prerequisites come first, with the reason.
 expect 0 "gated-deltanet needs it" --library "$library" order --goal sequence-parallel
 expect 0 "" --library "$library" order --goal delta-rule
 if ! awk '$2 == "wy-representation" { wy = NR } $2 == "deltanet" { d = NR } $2 == "gated-deltanet" { g = NR }
@@ -228,7 +228,7 @@ sed -i 's/^actionables:$/actionables:\n  - {text: think}/' "$own/cards/nccl-user
 after=$("$carry" cards --library "$own" sharpen --json | wc -l)
 if [ "$after" != $((before + 1)) ]; then fail "sharpen went from $before to $after"; fi
 
-# What check finds: exit 1, each thing with its place; what a broken page does to the other verbs: exit 2.
+# A fault that check finds: exit 1, each fault with its place. A broken page under another verb: exit 2.
 sed -i 's/"6\.2"/"6.3"/' "$own/findings/cyclic-reduction-on-cpus.md"
 expect 1 "findings/cyclic-reduction-on-cpus.md" --library "$own" check
 expect 1 "6.3 is not in 'docs/results/scan.md'" --library "$own" check

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The program as a person and as a script meet it. Usage: test_cli.sh PATH-OF-CARRY
+# The program as used by a person and by a script. Usage: test_cli.sh PATH-OF-CARRY
 set -u
 carry=$1
 folder=$(mktemp -d)
@@ -137,13 +137,13 @@ expect 0 "Not a directory" plan --wisdom "$folder/large/wisdom" scan:dense:t64:n
 expect 0 "predicted" plan --wisdom none scan:dense:t64:n8
 expect 0 "more than the" plan --wisdom "$folder/large" scan:dense:t64:n8
 
-# A full disk: what did not arrive is said.
+# A full disk: output that could not be written is reported.
 if [ -w /dev/full ]; then
     "$carry" list scans > /dev/full 2> "$folder/err"
     [ $? = 2 ] && grep -q "could not be written" "$folder/err" || { echo "FAILED: a full disk goes unsaid"; failures=$((failures + 1)); }
 fi
 
-# Ctrl-C ends cleanly, keeps what is done, and leaves no half-written wisdom.
+# Ctrl-C ends cleanly, keeps the finished results, and leaves no half-written wisdom.
 rm -f "$folder/wisdom"
 many=$(awk 'BEGIN { for (i = 0; i < 400; i++) printf "scan:dense:t16:n4 " }') # small ones, so that some are done soon
 # shellcheck disable=SC2086
@@ -165,7 +165,7 @@ if grep -q "$(printf '\033')" "$folder/out" "$folder/err"; then
     failures=$((failures + 1))
 fi
 
-# Nothing is leaked, whether it went well or was refused (this says something in the asan preset only).
+# Nothing is leaked, after success or a refusal (effective only in the asan preset).
 ASAN_OPTIONS=detect_leaks=1
 expect 0 "0 wrong" check scan:dense:t20:n3 scan:diagonal:t20:backward matmul:n5 \
     attention:h2:q5:kv9:d3:bias attention:bf16:h2:q5:kv9:d3:backward

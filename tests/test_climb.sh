@@ -28,7 +28,7 @@ complain() {
     failures=$((failures + 1))
 }
 
-# expect CODE WORDS ARGUMENTS...: exit code, and words that what is printed contains.
+# expect CODE WORDS ARGUMENTS...: the exit code, and words that the output must contain.
 expect() {
     code=$1
     words=$2
@@ -164,7 +164,8 @@ rows = [json.loads(line) for line in sys.stdin]
 assert [row["entry"] for row in rows] == list(range(8)), rows
 assert rows[1]["gain_baseline"] > 1.15 and rows[2]["throughput"] is None, rows' || complain "list --json"
 
-# With a build command the best is built and measured beside it; what the build makes is not part of the change.
+# With a build command, the best version is built and measured as well; files that the build makes are not part of the
+# change.
 expect 0 "measured in turns" try --hypothesis "larger" --build 'cp speed built.o && touch left-over'
 same "worktrees" "$(git worktree list | wc -l)" 1
 git ls-tree -r --name-only HEAD | grep -q left-over && complain "what the build left was committed"
@@ -183,7 +184,7 @@ env PATH="$folder/bin" "$carry" climb plot -o "$folder/other.svg" > "$folder/out
 same "the exit without gnuplot" $? 2
 grep -q "gnuplot is not installed" "$folder/out" || complain "that gnuplot is missing is not said: $(cat "$folder/out")"
 
-# A log edited by hand: one error message, and nothing is lost. One that lost its last entries: git knows.
+# A log edited by hand: one error message, and nothing is lost. A log without its last entries is recognised by git.
 cp climb.md "$folder/good"
 sed 's/larger still/smaller still/' "$folder/good" > climb.md
 refused "was edited by hand" lint
@@ -225,7 +226,7 @@ grep -qxF -e "- reason: the proposer failed with exit 5: no idea" climb.md || co
 expect 0 "12 entries, all in order" lint
 [ "$(git -C . log --format=%s -2 | tail -n 1)" = "proposal 1" ] || complain "the kept proposal is not on the branch"
 
-# Ctrl-C in the loop: the worktree goes, nothing is recorded.
+# Ctrl-C in the loop: the worktree is removed, nothing is recorded.
 cat > "$folder/stop.sh" << 'END'
 while [ ! -s "$PIDFILE" ]; do :; done
 kill -INT "$(cat "$PIDFILE")"
@@ -245,7 +246,7 @@ grep -q "interrupted" "$folder/err" || complain "an interrupted loop does not sa
 same "the log after Ctrl-C" "$(cat climb.md)" "$before"
 same "worktrees after Ctrl-C" "$(git worktree list | wc -l)" 1
 
-# kill -9 while the profile runs: nothing has happened, and what lay about is cleaned by the next climb.
+# kill -9 while the profile runs: log and branch have not changed, and the next climb removes leftovers.
 project "$folder/two"
 expect 0 "entry 0" start --profile 'sh profile.sh' --repeats 3
 echo 150 > speed
@@ -263,8 +264,8 @@ same "log and branch after kill -9" "$(cat climb.md; git rev-parse HEAD)" "$befo
 same "the change after kill -9" "$(cat speed)" 150
 expect 0 "1 entries" lint
 
-# kill -9 before and after every call of git from the first commit on: the branch is where it was or where it should be,
-# never between; the log is readable; the next climb goes on.
+# kill -9 before and after every call of git from the first commit on: the branch has its old or its new commit, never
+# one in between; the log is readable; the next climb continues.
 mkdir "$folder/wrap"
 cat > "$folder/wrap/git" << END
 #!/bin/sh
@@ -282,7 +283,7 @@ END
 chmod +x "$folder/wrap/git"
 KILLSTATE=$folder/state
 export KILLSTATE KILLAT KILLWHEN
-# survive VERB...: kills at every call; each time the two states that may be are told apart.
+# survive VERB...: kills at every call; each time the state must be the one before the commit or the one after it.
 survive() {
     cp -R . "$folder/fresh"
     at=1
@@ -290,7 +291,7 @@ survive() {
     ended=no
     while [ $ended = no ] && [ $at -lt 40 ]; do
         for KILLWHEN in before after; do
-            [ $at -lt 6 ] && [ $KILLWHEN = after ] && continue # objects are made, which nobody sees: the next before
+            [ $at -lt 6 ] && [ $KILLWHEN = after ] && continue # only new objects, without references: equals `before` the next call
             rm -rf "$folder/work" "$KILLSTATE" "$KILLSTATE.on"
             cp -R "$folder/fresh" "$folder/work"
             cd "$folder/work" || exit 1
@@ -328,7 +329,7 @@ cd "$folder/two" && git checkout -q speed || exit 1
 survive loop --propose 'echo 150 > speed' --iterations 1
 cd "$folder/two" || exit 1
 
-# Two at once, and a job that finds another tree than the one it was submitted with.
+# Two climbs at once, and a job that finds another tree than the one it was submitted with.
 echo 150 > speed
 refused "not what it was when this was submitted" try --hypothesis x --tree 4b825dc642cb6eb9a060e54bf8d69288fbee4904
 expect 1 "another climb is under way" try --hypothesis x --tests "$carry climb try --hypothesis y"
@@ -342,7 +343,7 @@ expect 0 "is " try --hypothesis "later" --on local --no-wait
 same "the exit of the job" $? 1
 expect 0 "all in order" lint
 
-# Tune: a tiny scan; the planner then plans what was found.
+# Tune: a tiny scan, after which the planner uses the result.
 expect 0 "saved in the wisdom" tune scan:diagonal:t64:n4:w2 --seconds 0.005 --threads 1
 grep -q "^plan 1 .* scan:diagonal:f32:b1:t64:n4:w2 " "$CARRY_WISDOM" || complain "tune saved no wisdom"
 "$carry" plan scan:diagonal:t64:n4:w2 --threads 1 | grep -q wisdom || complain "the planner does not use what tune saved"

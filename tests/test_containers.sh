@@ -1,6 +1,6 @@
 #!/bin/sh
-# The systemd unit, and the image of docker/cpu.Dockerfile with carry serve as its command: built, and asked for a text. Takes
-# minutes, so it is not among the tests of ctest: make check-packages. Usage: test_containers.sh
+# The systemd unit, and the image of docker/cpu.Dockerfile with carry serve as its command: it is built and generates a
+# text. Takes minutes, so it is not among the tests of ctest: make check-packages. Usage: test_containers.sh
 set -u
 source=$(cd "$(dirname "$0")/.." && pwd)
 failed=0

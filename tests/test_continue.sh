@@ -1,5 +1,6 @@
 #!/bin/sh
-# Experiments whose stages are measured by several invocations, and what ends measuring early. Usage: test_continue.sh PATH-OF-CARRY
+# Experiments whose stages are measured by several invocations, and reasons to end measuring early. Usage:
+# test_continue.sh PATH-OF-CARRY
 set -u
 carry=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,7 +18,8 @@ export CARRY_WISDOM CARRY_STORE ASAN_OPTIONS
 cd "$folder" || exit 2
 . "$here/support.sh"
 
-# experiment FILE MORE-OF-STAGE-B LINES: two stages, whose criteria look at the first alone unless LINES say more.
+# experiment FILE MORE-OF-STAGE-B LINES: writes an experiment with two stages, whose criteria use only the first unless
+# LINES add others.
 experiment() {
     {
         printf 'name: %s\nhypothesis: both stages matter\nmethods: [sequential, cyclic]\nrepeats: 3\nspread: 1000\n' "${1%.yaml}"
@@ -29,7 +31,7 @@ experiment() {
 measured() { "$carry" runs show last | grep -c ' samples '; }
 result() { "$carry" runs export last --csv | sed -n "$1p"; }
 
-# A criterion about one stage does not decide for another that was not measured.
+# A criterion about one stage does not decide for another stage that was not measured.
 experiment two.yaml '' 'success:
   - time(cyclic, stage=a) > 0'
 expect 1 "decision: incomplete" run two.yaml --stage a
@@ -37,7 +39,7 @@ grep -q "met  *time(cyclic, stage=a) > 0" out || fail "the criterion about the m
 [ "$(measured)" = 4 ] || fail "$(measured) of 4 results of stage a are stored"
 before=$(result 2)
 
-# The other stage joins the run; what was measured stays as it was, and the decision is about both.
+# The other stage is added to the run; earlier measurements stay as they were, and the decision covers both.
 expect 0 "decision: proceed" run --continue last --stage b
 grep -q "stored as run 1 " out || fail "a continued run is not the same run"
 grep -q "t16" out && fail "what was measured before is measured again"
@@ -49,7 +51,7 @@ expect 0 "invocations.json" runs show 1
 expect 0 "decision: proceed" run --continue 1
 [ "$(measured)" = 8 ] || fail "continuing a whole run changed it"
 
-# min and max over a stage that is still to come do not decide; what no figure can change any more does.
+# min and max do not decide while a stage is still missing; a criterion that no later figure can change does.
 experiment largest.yaml '' 'success:
   - time(cyclic, stage=a) > 0
 failure:
@@ -63,7 +65,8 @@ failure:
   - 2 * max(time(cyclic)) + 1 > 0'
 expect 1 "decision: stop" run certain.yaml --stage a
 
-# stop_when: by a criterion, and once the decision is known; the rest says why it was not measured.
+# stop_when: by a criterion, and once the decision is known; the other problems have the reason why they were not
+# measured.
 experiment early.yaml '' 'stop_when: decided
 success:
   - time(cyclic, stage=a, t=8) < 0'
@@ -78,7 +81,8 @@ expect 1 "decision: incomplete" run criterion.yaml
 grep -q "stopped early: time(cyclic, stage=a) > 0" out || fail "stop_when has no effect"
 [ "$(measured)" = 4 ] || fail "$(measured) of 4 results were measured before stop_when"
 
-# A budget: what was begun is finished, the rest is left out; of a stage, the other stage is measured all the same.
+# A budget: a problem that has begun is finished, the others are left out; with a budget for one stage, the other stage
+# is still measured.
 experiment budget.yaml '' 'budget: 1e-9
 success:
   - time(cyclic) > 0'
@@ -97,7 +101,7 @@ experiment first.yaml '    priority: 2' 'success:
 expect 0 "decision: proceed" run first.yaml
 [ "$(grep '^scan' out | head -n 2 | tail -n 1)" = "scan:dense:t32:n2" ] || fail "the stage of the higher priority is not first"
 
-# Killed in the middle: nothing of it is lost, the rest is measured.
+# Killed in the middle: no result is lost, and the remaining problems are measured.
 {
     printf 'name: many\nhypothesis: it can be killed\nmethods: [sequential, cyclic]\nrepeats: 20\nspread: 1000\ngrid:\n'
     printf '  - problem: scan:dense:t{t}:n{n}\n    n: [2, 3, 4]\n    t: ['

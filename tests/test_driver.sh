@@ -1,6 +1,6 @@
 #!/bin/sh
-# A driver that is older than the toolkit is told with both versions: by carry, before a library that plays such a driver.
-# Usage: test_driver.sh CARRY CC. Skipped where the build has no CUDA.
+# A driver that is older than the toolkit is reported with both versions. The test runs carry with a library that
+# imitates such a driver. Usage: test_driver.sh CARRY CC. Skipped where the build has no CUDA.
 set -eu
 carry=$1
 cc=$2

@@ -1,7 +1,7 @@
 #!/bin/sh
-# A tiny random checkpoint of every family that transformers saves: Carry's logits are transformers' to 1e-4, and its 64
-# greedy tokens the same; and again after carry train, which saves what transformers loads key for key.
-# CARRY_PYTHON names the Python that has torch and transformers; CARRY_FAMILIES the families, by default all.
+# A tiny random checkpoint of every family that transformers saves: Carry's logits equal those of transformers to 1e-4,
+# and its 64 greedy tokens are the same; and again after carry train, whose folder transformers loads key for key.
+# CARRY_PYTHON names the Python with torch and transformers; CARRY_FAMILIES the families, by default all.
 set -eu
 carry=$1
 python=${CARRY_PYTHON:-python3}

@@ -1,6 +1,7 @@
 #!/bin/sh
-# gated_deltaproduct: Carry gives what flash-linear-attention's own class gives, and that class loads what carry train --model
-# saved, key for key, with the same logits, loss and gradients. CARRY_PYTHON names the Python that has torch, transformers, triton and fla.
+# gated_deltaproduct: Carry gives the results of flash-linear-attention's own class, and that class loads the folder
+# that carry train --model saved, key for key, with the same logits, loss and gradients. CARRY_PYTHON names the Python
+# with torch, transformers, triton and fla.
 set -eu
 carry=$1
 python=${CARRY_PYTHON:-python3}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# carry generate and carry eval as a person and as a script meet them. Usage: test_generate.sh PATH-OF-CARRY MAKE-MODEL
+# carry generate and carry eval as used by a person and by a script. Usage: test_generate.sh PATH-OF-CARRY MAKE-MODEL
 set -u
 carry=$1
 make_model=$2
@@ -16,7 +16,7 @@ ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export CARRY_WISDOM ASAN_OPTIONS
 cd "$folder" || exit 2
 . "$here/support.sh"
-# python EXPRESSION: over the list `lines` of the objects that were printed. Prints what failed.
+# python EXPRESSION: must be true for the list `lines` of the printed objects. Prints failures.
 python() {
     python3 -c "import json
 lines = [json.loads(line) for line in open('out', encoding='utf-8')]
@@ -31,7 +31,7 @@ fi
 printf 'The quick brown fox jumps over the lazy dog.\n%.0s' 1 2 3 4 5 6 7 8 9 > text
 printf ' = Robert = \n \n Robert <unk> is an actor . \n' > wiki.some.tokens
 
-# Text: the prompt and what follows it, the same whenever the seed is.
+# Text: the prompt and its continuation, the same for the same seed.
 expect 0 'Hello' generate model -p Hello -n 20 --seed 3
 cp out first
 expect 0 'Hello' generate model -p Hello -n 20 --seed 3
@@ -43,7 +43,7 @@ expect 0 'Hello' generate model -p Hello -n 20 --seed 3 --dtype bf16
 expect 2 "--dtype 'f8': expected f32, bf16 or f16" generate model -p Hello --dtype f8
 expect 0 'tokens/s, the first token after' generate model -p Hello -n 5 -v
 
-# Several at once are as each alone; the same prompt again has another text.
+# Several prompts at once equal each alone; the same prompt again has another text.
 expect 0 '--- 2 of 3 ---' generate model -p Hello -p World -p Hello -n 12
 expect 0 '"prompt": "World"' generate model -p Hello -p World -p Hello -n 12 --json
 cp out three
@@ -95,7 +95,7 @@ expect 0 '"ids"' generate model -p '1 2 3' -n 40 --temperature 0 --repetition-pe
 python "len(set(lines[0]['ids'])) == len(lines[0]['ids']) and not {1, 2, 3} & set(lines[0]['ids'])"
 refused 'min-p is 2' generate model -p x --min-p 2
 
-# Numbers in, numbers out; no tokenizer is needed, and the same tokens come as with one.
+# Token ids as input and output; no tokenizer is needed, and the tokens are the same as with one.
 expect 0 '"ids": ' generate other -p '1, 2 999' --ids -n 5 --temperature 0 --json
 python "len(lines[0]['ids']) == lines[0]['tokens'] and lines[0]['prompt_tokens'] == 3 and max(lines[0]['ids']) < 1000"
 expect 0 '' generate other -p '1 2 999' --ids -n 5 --temperature 0
@@ -104,7 +104,7 @@ refused 'is not part of a token id' generate other --ids -p '1 x'
 refused 'token 0 of the prompt is 1000: the model has ids from 0 to 999' generate other --ids -p 1000
 refused 'do not go with it' generate other --ids -p 1 --stop x
 
-# A prompt that is read once: what goes on from its state is what follows the whole.
+# A prompt that is read once: a text that continues from its state equals one that continues the whole prompt.
 expect 0 '"text"' generate model -p 'Hello World, how' -n 12 --temperature 0 --json
 cp out at_once
 expect 0 '"tokens": 0' generate model -p 'Hello World' -n 0 --state-save state --json
@@ -116,7 +116,7 @@ refused 'other' generate other --ids -p 1 -n 4 --state-load state
 head -c 100 state > cut_state
 refused 'cut_state' generate model -p a -n 4 --state-load cut_state
 
-# A prompt whose beginning another process has read goes on from its state, with the same text.
+# A prompt whose beginning another process has read continues from that state, with the same text.
 long=$(seq -s ' ' 1 300)
 expect 0 '"cached_tokens": 0' generate other --ids -p "$long 7" -n 6 --temperature 0 --cache-dir cache --json
 cp out first
@@ -129,7 +129,7 @@ done
 expect 0 '"cached_tokens": 0' generate other --ids -p "$long 7" -n 6 --temperature 0 --cache-dir cache --json
 python "lines[0]['ids'] == json.loads(open('first').read())['ids']"
 
-# Sizes of the engine. A folder that cannot be written to costs a warning, not the text.
+# Sizes of the engine. A folder that cannot be written causes a warning, and the text is still generated.
 expect 0 '"ids"' generate other --ids -p "$long" -n 6 --temperature 0 --json --memory 64M --context 400 --sequences 2 --cache-host 1MiB --cache-device 2.5M
 expect 0 '"ids"' generate other --ids -p "$long" -p '1 2' -n 6 --temperature 0 --json --same-bits --sequences 1 --no-cache
 cp out one_by_one
@@ -190,7 +190,7 @@ printf '[1]' > wrong
 refused 'message 1' generate chat --chat --messages wrong -p x
 refused 'need --chat' generate chat -p x --system y
 refused 'need --chat' generate chat -p x --tools tools
-# The next turn goes on from the state after the answer: its tokens follow those of the first turn.
+# The next turn continues from the state after the answer: its tokens follow those of the first turn.
 expect 0 '"tokens": 6' generate chat --chat -p Hi -n 6 --temperature 0 --json --state-save turn
 expect 0 '"prompt_tokens": 24' generate chat --chat -p Bye -n 6 --temperature 0 --json --state-load turn
 refused 'has the chat so far' generate chat --chat -p x --state-load turn --system y
@@ -217,7 +217,7 @@ expect 0 'Hi|<|endoftext|>|True' tokenizer render chat chat.json
 expect 0 '"text":"Hi||"' tokenizer render chat/chat_template.jinja chat.json --json
 refused 'needs a model folder' tokenizer render chat
 
-# The type is that of the weights where the processor has fast products in it, and the first line names it.
+# The type is that of the weights if the processor has fast products in it, and the first line names it.
 mkdir narrow && "$make_model" narrow 257 bf16 || fail "no model in bf16"
 expect 0 'computing in f32: the weights are f32' generate model -p Hi -n 2 --device cpu
 expect 0 'computing in f32: the weights are f32' eval model text --device cpu

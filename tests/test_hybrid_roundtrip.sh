@@ -1,6 +1,6 @@
 #!/bin/sh
-# carry train --model FOLDER saves what transformers loads again, key for key, with the same logits.
-# CARRY_PYTHON names the Python that has torch and transformers.
+# transformers loads the folder that carry train --model FOLDER saved, key for key, with the same logits. CARRY_PYTHON
+# names the Python with torch and transformers.
 set -eu
 carry=$1
 vectors=$2/tests/golden/vectors

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The installed library as a stranger uses it: every example compiles and runs by pkg-config and by CMake, from C and from
-# C++, against headers that each stand alone. Usage: test_install.sh BUILD SOURCE CC CFLAGS
+# The installed library as an outside project uses it: every example compiles and runs by pkg-config and by CMake, from
+# C and from C++, and each header compiles alone. Usage: test_install.sh BUILD SOURCE CC CFLAGS
 set -eu
 build=$1
 source=$2
@@ -17,7 +17,7 @@ for file in bin/carry include/carry/carry.h share/man/man1/carry.1; do
 done
 library=$(dirname "$(find "$folder/usr" -name libcarry.a)")
 
-# Experiments, cards and the demo's model are installed, and found from a folder that has none above it.
+# Experiments, cards and the demo's model are installed, and are found from a folder outside the source tree.
 (
     cd "$folder"
     CARRY_WISDOM=none

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The first Ctrl-C or SIGTERM ends every verb, with exit code 2 and the word "interrupted", whatever it is in the middle of. None
-# of these could end by itself: each has work for many minutes, or reads a pipe that nobody writes to.
-# Usage: test_interrupt.sh PATH-OF-CARRY
+# The first Ctrl-C or SIGTERM ends every verb at any moment, with exit code 2 and the word "interrupted". None of these
+# commands could end by itself: each has work for many minutes, or reads a pipe without a writer. Usage:
+# test_interrupt.sh PATH-OF-CARRY
 #
 # Nothing here depends on how busy the machine is. The signal is sent when the process has worked or sleeps, not after a fixed
 # time; after it, the process may work for LIMIT ms of processor time and no longer, and must have ended after 120 s.
@@ -19,12 +19,12 @@ export ASAN_OPTIONS CARRY_STORE
 slowest=0
 seen=0
 
-# Hundredths of a second that the process has worked, and its state.
+# The processor time of the process in hundredths of a second, and its state.
 worked() {
     sed 's/.*) //' /proc/$process/stat 2> /dev/null | awk '{ print $12 + $13, $1 }'
 }
 
-# It has worked for 0.3 s; one that reads a pipe: it handles signals and sleeps.
+# True if the process has worked for 0.3 s or, if it reads a pipe, handles signals and sleeps.
 has_begun() {
     set -- "$1" $(worked)
     [ $# = 3 ] || return 0 # it has ended: the signal will not be sent
@@ -35,7 +35,7 @@ has_begun() {
     fi
 }
 
-# It has ended, or has worked for too long; sets own, the milliseconds that it has worked since the signal.
+# True if it has ended or has worked for too long; sets own, the milliseconds that it has worked since the signal.
 has_ended() {
     set -- $(worked)
     [ $# = 2 ] && [ "$2" != Z ] || return 0
@@ -43,8 +43,8 @@ has_ended() {
     [ $own -gt "$LIMIT" ]
 }
 
-# interrupted SIGNAL INPUT ARGUMENTS...: it begins, gets the signal, and ends. INPUT: a file, or a fifo that nobody
-# writes to.
+# interrupted SIGNAL INPUT ARGUMENTS...: starts the command, sends the signal, and checks that it ends. INPUT: a file,
+# or `fifo` for a fifo without a writer.
 interrupted() {
     signal=$1
     input=$2
@@ -72,7 +72,7 @@ interrupted() {
     [ $code = 2 ] && grep -q interrupted err || fail "$what: exit $code where 2 was expected: $(tail -2 err)"
 }
 
-# A model and a text, where this build trains.
+# A model and a text, if this build can train.
 if "$carry" tokenizer --help > /dev/null 2>&1 &&
     "$carry" tokenizer train --bytes -o bytes > /dev/null 2>&1; then
     awk 'BEGIN { for (i = 0; i < 60000; i++) print "the quick brown fox " i " jumps over the lazy dog" }' > book.txt
@@ -95,7 +95,8 @@ if [ -e run/latest ]; then
     interrupted INT /dev/null eval run long.txt --threads 1
     interrupted TERM /dev/null train --task mqar --steps 100000 --no-store --out more --threads 1 --hidden 32 --layers 1 --head-dim 16 \
         --batch 8 --eval-every 1 --eval-batches 100000
-    # Ranks that are processes are told once, by the one that was typed: the step is finished and saved, and no folder is left.
+    # With ranks as processes, the signal goes to the first process, which passes it on once: the step is finished and
+    # saved, and no temporary folder is left.
     mkdir tmp
     TMPDIR=$folder/tmp "$carry" --processes 2 train --device cpu --task copy --vocab 64 --hidden 32 --layers 1 --batch 2 --length 32 \
         --steps 1000000 --eval-every 0 --save-every 1000000 --log-every 5 --no-store --threads 1 --out two > two.log 2>&1 &

@@ -17,7 +17,7 @@ unmount() {
     wait_for 60 umount "$folder/small" 2> /dev/null
 }
 
-# Whatever goes wrong, no job is left running.
+# Cancels all jobs, also after a failure.
 clean_up() {
     touch "$folder/gate" "$folder/gate2"
     for id in $("$carry" job list --json 2> /dev/null | grep -E '"state": "(queued|running|cancelling)"' |
@@ -63,7 +63,7 @@ submit() {
 
 until_there() { wait_for 120 test -s "$1" || fail "$1 has not come"; }
 
-# worker_of KEEPER: its parent; never a number that it would be wrong to kill.
+# worker_of KEEPER: its parent; never a number that must not be killed.
 worker_of() {
     parent=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$1/status")
     if [ "${parent:-0}" -gt 1 ] && tr '\0' ' ' < "/proc/$parent/cmdline" | grep -q "job work"; then
@@ -74,7 +74,7 @@ worker_of() {
     fi
 }
 
-# Nothing there yet, and what is not understood.
+# An empty store, and arguments that are not understood.
 refused "there is no run store" job list
 refused "a job needs a command" job submit -- ""
 expect 0 "no jobs yet" job list
@@ -113,7 +113,7 @@ PATH=$PATH_BEFORE
     fail "a missing sbatch:"; cat "$folder/out" "$folder/err"; }
 expect 0 "no jobs yet" job list
 
-# Arguments, folder and environment arrive as they were; standard input is empty.
+# Arguments, folder and environment arrive unchanged; standard input is empty.
 cd "$here" || exit 2
 id=$(CARRY_TEST_WORD="two words" submit --name "odd name" -- sh -c 'printf "<%s>" "$@"; echo; echo "$CARRY_TEST_WORD"; pwd; cat' sh \
     "a b" "it's" '"' '$HOME' 'new
@@ -166,7 +166,7 @@ for id in $(seq $((first + 4)) $((first + 11))); do expect 0 "done" job wait "$i
 [ "$(wc -l < "$folder/order")" = 12 ] || { fail "not every job ran once:"; cat "$folder/order"; }
 [ ! -e "$folder/overlaps" ] || fail "two jobs ran at once"
 
-# Cancelling: a queued one, a running one, one that does not listen and has children; what it left behind is ended.
+# Cancelling a queued job, a running one, and one that ignores signals and has children; leftover processes are ended.
 rm -f "$folder/gate"
 running=$(submit -- sh -c 'echo $$ > "$1/pid"; sleep 1000; echo never' sh "$folder")
 queued=$(submit -- touch "$folder/never")
@@ -192,7 +192,7 @@ expect 0 "done" job wait "$id"
 wait_for 60 gone "$(cat "$folder/pid")" || fail "what a job left behind runs on"
 refused "has ended already: done" job cancel "$id"
 
-# Waiting ends by time and by Ctrl-C, and the job goes on.
+# Waiting ends after the time limit and by Ctrl-C, and the job continues.
 rm -f "$folder/pid"
 id=$(submit -- sh -c 'echo $PPID > "$1/pid"; while [ ! -e "$1/gate" ]; do sleep 0.02; done; exit 7' sh "$folder")
 until_there "$folder/pid"
@@ -205,7 +205,7 @@ kill -INT $waiter
 wait $waiter
 [ $? = 2 ] && grep -q "interrupted; job $id goes on" "$folder/err" || { fail "Ctrl-C:"; cat "$folder/out" "$folder/err"; }
 
-# The worker is killed: the job goes on and keeps its verdict, and the next one waits for it.
+# The worker is killed: the job continues and keeps its verdict, and the next one waits for it.
 keeper=$(cat "$folder/pid")
 kill -9 "$(worker_of "$keeper")"
 next=$(submit -- sh -c '[ -e "$1/gate" ]' sh "$folder")
@@ -215,8 +215,8 @@ touch "$folder/gate"
 expect 1 "failed, exit code 7" job wait "$id" --seconds 600
 expect 0 "done" job wait "$next" --seconds 600
 
-# The worker and the keeper of its job are killed, as by a reboot: the job is lost, its command is gone, and what was
-# queued goes on with the next worker.
+# The worker and the keeper of its job are killed, as by a reboot: the job is lost, its command has ended, and queued
+# jobs continue with the next worker.
 rm -f "$folder/pid" "$folder/gate"
 id=$(submit -- sh -c 'echo $PPID $$ > "$1/pid"; sleep 1000' sh "$folder")
 next=$(submit -- sh -c 'echo went on > "$1/next"' sh "$folder")
@@ -258,7 +258,8 @@ expect 0 "other" job wait last --store "$here/other.db" --show-logs
 [ -e "$here/other.db.jobs/1.log" ] || fail "no folder of its own for another store"
 refused "a database" job list --store "$folder/one"
 
-# A job that fills the disk: what it wrote is cut, its verdict is kept, and the queue goes on when there is room again.
+# A job that fills the disk: its output is cut short, its verdict is kept, and the queue continues when there is space
+# again.
 mkdir "$folder/small"
 if mount -t tmpfs -o size=400k none "$folder/small" 2> /dev/null; then
     id=$(submit --store "$folder/small/store.db" -- sh -c 'head -c 1000000 /dev/zero 2> /dev/null; rm "$1"; exit 5' sh \
@@ -269,7 +270,8 @@ else
     echo "not tested: a full disk, since no file system can be mounted here"
 fi
 
-# Slurm's programs played by scripts: answers that are none, a controller that is away, a job that Slurm has forgotten.
+# Scripts in place of Slurm's programs: malformed answers, a controller that does not answer, a job that Slurm has
+# forgotten.
 mkdir "$folder/slurm"
 for program in sbatch squeue sacct scontrol scancel; do
     printf '#!/bin/sh\ncat > "%s/input"\ncat "%s/%s.out"\ncat "%s/%s.err" >&2\nexit "$(cat "%s/%s.code")"\n' "$folder/slurm" \
@@ -343,7 +345,7 @@ if [ -s "$here/jobs/worker.log" ]; then
     head -n 5 "$here/jobs/worker.log"
 fi
 id=$("$carry" job list --json | sed -n '1s/{"id": \([0-9]*\),.*/\1/p')
-# Nothing is leaked (this says something in the asan preset only).
+# Nothing is leaked (effective only in the asan preset).
 ASAN_OPTIONS=detect_leaks=1
 expect 0 "done" job list --json
 expect 0 "done" job wait "$id" --show-logs

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Jobs in a store that came with a clone: nothing is run and no host is asked, whatever the rows say.
+# Jobs in a store that came with a clone: nothing is run and no host is contacted, whatever the rows say.
 # Usage: test_job_foreign.sh PATH-OF-CARRY
 set -u
 carry=$(realpath "$1") || exit 2
@@ -18,7 +18,7 @@ git config --global --get user.name > /dev/null 2>&1 || {
     export GIT_AUTHOR_NAME GIT_AUTHOR_EMAIL GIT_COMMITTER_NAME GIT_COMMITTER_EMAIL
 }
 
-# Programs that would reach another machine: each notes its call. ssh runs the script here, as a host would.
+# Programs that would reach another machine: each records its call. ssh runs the script here, as a host would.
 mkdir bin there
 cat > bin/ssh << END
 #!/bin/sh
@@ -33,7 +33,7 @@ chmod +x bin/*
 PATH=$folder/bin:$PATH
 export PATH
 
-# A project as someone else publishes it: a store whose rows claim to be of this host and of the clone's place.
+# A project as someone else publishes it: a store whose rows claim to be from this host and the clone's folder.
 mkdir -p theirs/.carry && cd theirs && git init -q .
 XDG_STATE_HOME=$folder/their-state "$carry" job submit -- true > ../out || fail "submit: exit $?"
 XDG_STATE_HOME=$folder/their-state "$carry" job wait last > ../out || fail "wait: exit $?"
@@ -89,7 +89,7 @@ expect 0 "queued" job submit -- true
 expect 0 "done" job wait last --seconds 100
 untouched "a job submitted beside them"
 
-# Jobs of one's own, by the same ssh: what the store says later is not taken for what was submitted.
+# The user's own jobs, by the same ssh: later changes of the store do not replace what was submitted.
 mkdir "$folder/own" && cd "$folder/own" && git init -q . && mkdir .carry || exit 2
 expect 0 "running" job submit --on ssh:victim -- touch done-there
 expect 0 "done" job wait 1 --seconds 100
@@ -111,7 +111,7 @@ edit "UPDATE jobs SET external = '$external' WHERE id = 2"
 "$carry" job release 2 > out 2> err
 expect 0 "cancelled" job cancel 2
 
-# A host that answers with another name than mktemp's.
+# A host that answers with another name than that of mktemp.
 cat > "$folder/bin/ssh" << 'END'
 #!/bin/sh
 cat > /dev/null

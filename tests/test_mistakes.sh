@@ -22,7 +22,7 @@ mkdir folder
 head -c 3000 /dev/zero > zeros
 echo secret > locked
 chmod 000 locked
-# What depends on the build is asked of it.
+# Values that depend on the build are read from it.
 families=$(carry list problems | awk '{ printf "%s%s", n++ ? ", " : "", $1 }')
 ranked=$(for verb in plan check bench run train stream; do
     carry list verbs | awk -v v="$verb" '$1 == v { print $1; exit }'; done | awk '{ printf "%s%s", n++ ? ", " : "", $1 }')

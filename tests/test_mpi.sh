@@ -35,7 +35,7 @@ for ranks in 2 3; do
     done
 done
 
-# one RANKS PROGRAM TEST: one test of it alone, on more processes than there are cores.
+# one RANKS PROGRAM TEST: runs a single test, on more processes than there are cores.
 one() {
     CMOCKA_TEST_FILTER=$3
     export CMOCKA_TEST_FILTER
@@ -52,8 +52,8 @@ one 8 "$delta" every_number_of_ranks_equals_one
 one 9 "$3" test_every_algorithm_works_on_many_ranks
 one 3 "$golden" "*"
 
-# Sends a signal to rank 1 and sees how the rest ends. KILL: the launcher notices, and may end the others before their
-# deadline of 5 s does. STOP: only the deadline can notice, and rank 0 must say so.
+# Sends a signal to rank 1 and checks how the others end. KILL: the launcher notices, and may end the others before
+# their deadline of 5 s. STOP: only the deadline can notice, and rank 0 must report it.
 disturb() {
     signal=$1
     ranks=$2
@@ -92,7 +92,7 @@ disturb() {
     return $bad
 }
 
-# A rank that never comes out of MPI_Init, as one that died there: the other ends about 32 s after its deadline of 6 s.
+# A rank that never leaves MPI_Init, as if it had died there: the other ends about 32 s after its deadline of 6 s.
 start=$(date +%s)
 cat > "$folder/late" << END
 #!/bin/sh

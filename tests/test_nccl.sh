@@ -1,7 +1,8 @@
 #!/bin/sh
-# NCCL that is missing, and NCCL that fails at its start: replaced, and said so. Two processes that share the one GPU say
-# that they are on different machines (a hostname each), so that each seems to have a GPU of its own: NCCL is asked, finds
-# the same GPU twice and refuses. Skipped where there is no GPU, no `unshare -u` or no NCCL. Usage: test_nccl.sh PATH-OF-CARRY
+# NCCL that is missing, and NCCL that fails at its start: it is replaced, with a message. Two processes that share the
+# one GPU claim to be on different machines (each has its own hostname), so that each seems to have a separate GPU: NCCL
+# is tried, finds the same GPU twice and refuses. Skipped without a GPU, `unshare -u` or NCCL. Usage: test_nccl.sh
+# PATH-OF-CARRY
 set -u
 carry=$1
 folder=$(mktemp -d)
@@ -11,7 +12,7 @@ unshare -u true 2> /dev/null || { echo "skipped: no namespaces for hostnames her
 "$carry" list devices 2> /dev/null | grep -q cuda || { echo "skipped: there is no GPU here"; exit 77; }
 "$carry" list collectives | grep -q '^nccl ' || { echo "skipped: this build has no NCCL"; exit 77; }
 
-# two WORDS: both ranks run, and rank 0's log has the words.
+# two WORDS: both ranks run, and rank 0's log contains the words.
 two() {
     words=$1
     CARRY_MEET=$(mktemp -d "$folder/XXXXXX")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The page in a headless Chromium: test_page.sh CARRY STREAM_PAGE. Skipped, with the reason, where Chromium or Python's websocket
-# module is missing. STREAM_PAGE draws a stream of its own; where CARRY can serve one, its page is tried too.
+# The page in a headless Chromium: test_page.sh CARRY STREAM_PAGE. Skipped, with the reason, where Chromium or Python's
+# websocket module is missing. STREAM_PAGE draws its own stream; if CARRY can serve one, its page is tested, too.
 set -u
 carry=$1
 stream_page=$2
@@ -25,7 +25,7 @@ code=$?
 if [ $code != 0 ]; then exit $code; fi
 "$python" "$here/page_test.py" --token 'a+b/c+0123456789' --brief -- "$stream_page" --token 'a+b/c+0123456789' --seconds 1200 || exit 1
 
-# A stream of the pipeline itself: random weights, so nothing is asked of what the pictures show.
+# A stream of the pipeline itself: weights are random, so the contents of pictures are not tested.
 if "$carry" stream --help 2> /dev/null | grep -q -e --serve; then
     mkdir "$folder/pipeline"
     "$python" "$here/page_test.py" --brief --record "$folder/pipeline" -- "$carry" --ranks 2 stream --config shapes \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Ranks that are processes without MPI (kind "processes"), on 2 and 3 of them: the tests of collectives, of a GPU's memory
+# Ranks that are processes without MPI (kind "processes"), 2 and 3 of them: the tests of collectives, of GPU memory
 # (ipc, staged), of All-Scan and of the delta rule. Usage: test_processes.sh PATH-OF-TEST...
 set -u
 folder=$(mktemp -d)

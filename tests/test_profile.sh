@@ -1,5 +1,5 @@
 #!/bin/sh
-# carry profile and carry --ranks as a person and as a script meet them.
+# carry profile and carry --ranks as used by a person and by a script.
 # Usage: test_profile.sh PATH-OF-CARRY PATH-OF-TEST_LAB_TRACE
 set -u
 carry=$1
@@ -10,7 +10,7 @@ trap 'rm -rf "$folder"' EXIT
 CARRY_WISDOM=$folder/wisdom
 CARRY_STORE=$folder/store.db
 export CARRY_WISDOM CARRY_STORE
-# The leak sanitizer takes seconds at the end of every process on some machines: test_lab_trace has it.
+# The leak sanitizer takes seconds at the end of every process on some machines: test_lab_trace runs with it.
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export ASAN_OPTIONS
 cd "$folder" || exit 2
@@ -44,8 +44,8 @@ grep -q '"trace": "one.json.gz", "events": [0-9]*, "dropped": [0-9]*' out || fai
 expect 0 '"tokens_per_s": ' profile --top 100 --no-store -o one.json.gz bench --json $quick delta:t64:h1:k16:v16
 grep '"name": "forward"' out | grep -q '"mfu": 0\.[0-9]*\|"mfu": [0-9.]*e-' || fail "no MFU where there are tokens"
 
-# A trace stays bounded, says what is not in it, and its hotspots count everything.
-# Two threads: the bound is per thread, so that a machine with many cores would have a larger trace.
+# A trace is bounded, says what it omits, and its hotspots count everything. Two threads, since the bound is per thread
+# and a machine with many cores would have a larger trace.
 expect 0 "the trace is cut" profile --events 100 --no-store -o cut.json.gz bench --threads 2 --repeats 500 $problem
 "$checker" cut.json.gz 1 || fail "a cut trace is not well-formed"
 [ "$(wc -c < cut.json.gz)" -lt 100000 ] || fail "a cut trace is large"
@@ -55,7 +55,7 @@ expect 0 "hotspots" profile --no-store -o check.json.gz check scan:diagonal:t64:
 expect 0 "hotspots" profile --no-store plan $problem
 [ -s trace.json.gz ] || fail "the trace has no name of its own when none is given"
 
-# Where there is a GPU: its kernels, or why there are none. Where there is none, not a word of it.
+# With a GPU: its kernels, or the reason why they are missing. Without a GPU: no mention of kernels.
 if "$carry" list devices | grep -q cuda && "$carry" plan scan:diagonal:t64:n4:device=cuda > /dev/null 2>&1; then
     # shellcheck disable=SC2086
     expect 0 "hotspots" profile --no-store -o gpu.json.gz bench $quick scan:diagonal:t4096:n16:device=cuda
@@ -136,7 +136,7 @@ refused "--ranks needs a verb" --ranks 2
 expect 0 '"ranks": 3, "rank": ' --ranks=3 bench --json $quick $problem
 refused "nothing" --ranks 2 bench scan:nothing
 
-# Trainings: --no-store before or after the verb holds for both runs, and a refused training is no run.
+# Trainings: --no-store before or after the verb applies to both runs, and a refused training is not stored.
 if "$carry" train --help > /dev/null 2>&1; then
     small="--task mqar --steps 2 --threads 1 --hidden 32 --layers 1 --head-dim 16"
     before=$("$carry" runs list --json 2> /dev/null | wc -l)

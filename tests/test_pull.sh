@@ -72,7 +72,7 @@ expect 0 'files' pull test/model --part 500000
 same "resumed"
 [ "$(grep -c '^model.safetensors' log)" -le 5 ] || fail "nothing was resumed: $(cat log)"
 
-# A range that stalls is asked for again.
+# A range request that stalls is repeated.
 rm -rf home
 touch remote/slow
 (wait_for 120 has_lines 7 '^model.safetensors' log; rm remote/slow) &

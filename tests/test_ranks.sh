@@ -1,5 +1,5 @@
 #!/bin/sh
-# carry on ranks as a person meets it: what launchers leave in the environment, and mpirun itself where it is here.
+# carry on ranks from the command line: variables that launchers set, and mpirun itself if it is installed.
 # Usage: test_ranks.sh PATH-OF-CARRY
 set -u
 carry=$1
@@ -27,7 +27,7 @@ refused "positive number, not 'soon'" --ranks 2 bench --deadline soon $quick
 refused "at most 1e8" bench --deadline 1e300 $quick
 refused "no option '--deadline" list --deadline 3 scans
 
-# Processes without MPI: rank 0 alone prints, what differs or cannot be is said once, and no folder is left.
+# Processes without MPI: only rank 0 prints, differences and bad arguments are reported once, and no folder is left.
 expect 0 '"ranks": 2' --processes 2 bench --json --deadline 120 $quick
 [ "$(grep -c sequential out)" = 1 ] || fail "not rank 0 alone printed"
 expect 0 "right, 0 wrong" --processes 3 check --deadline 120 delta:f32:t40:h2:k8:v8:p3
@@ -37,7 +37,7 @@ refused "is for 4 ranks, and there are 2" --processes 2 check allscan:wy:f32:h2:
 refused "list does not run on ranks" --processes 2 list scans
 if ls -d "$folder"/carry-* > /dev/null 2>&1; then fail "a folder of processes is left"; fi
 
-# until_true COMMAND...: for 60 s at most.
+# until_true COMMAND...: repeats it for 60 s at most.
 until_true() {
     tries=0
     until "$@"; do
@@ -50,7 +50,7 @@ gone() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
 ranks_of() { pgrep -P "$1"; }
 has_two() { [ "$(ranks_of "$1" | wc -l)" = 2 ]; }
 
-# The folder of a run that was killed is removed by a later one, but not while it is young or its run goes on.
+# The folder of a run that was killed is removed by a later one, but not while it is recent or its run continues.
 "$carry" --processes 2 bench --seconds 1000 scan:dense:t2048:n64 > out 2> err &
 run=$!
 until_true has_two $run
@@ -65,7 +65,7 @@ touch -d '1 hour ago' "$folder"/carry-ranks-*
 expect 0 '"ranks": 2' --processes 2 bench --json --deadline 120 $quick
 if ls -d "$folder"/carry-ranks-* > /dev/null 2>&1; then fail "the folder of a killed run is left"; fi
 
-# Stopped ranks do not keep the command once all others have ended.
+# Stopped ranks do not keep the command running once all others have ended.
 "$carry" --processes 2 bench --deadline 2 --seconds 1000 scan:dense:t2048:n64 > out 2> err &
 run=$!
 until_true has_two $run
@@ -89,7 +89,7 @@ with() {
     for value in $values; do unset "${value%%=*}"; done
 }
 
-# silent ARGUMENTS...: exit 2, and not a word.
+# silent ARGUMENTS...: exit 2, without any output.
 silent() {
     "$carry" "$@" > out 2> err < /dev/null
     got=$?
@@ -99,7 +99,7 @@ silent() {
     fi
 }
 
-# What no launcher writes is nobody's, and one process is alone.
+# Variables with values that no launcher writes are ignored, and the process runs alone.
 for rank in '' -1 4 x 0x1 99999999999999999999; do
     with "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=$rank" expect 0 "threads" list collectives
     with "PMI_SIZE=4 PMI_RANK=$rank" expect 0 "threads" list collectives
@@ -113,13 +113,13 @@ with "SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_STEP_ID=0" expe
 with "PMIX_RANK=0" expect 0 "threads" list collectives
 with "OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0" expect 0 "sequential" bench $quick
 
-# Carry's own variables are not left over from anything: a number that cannot be is refused, not run alone.
+# Carry's own variables cannot be leftovers of another program: an invalid number is refused, instead of running alone.
 with "CARRY_MEET=$folder CARRY_RANKS=2 CARRY_RANK=5" refused "CARRY_RANK is '5' and CARRY_RANKS is '2'" bench $quick
 with "CARRY_MEET=$folder CARRY_RANKS=many CARRY_RANK=0" refused "CARRY_RANKS is 'many'" bench $quick
 with "CARRY_MEET=$folder" refused "CARRY_RANK is ''" list scans
 with "CARRY_MEET=$folder CARRY_RANKS=1 CARRY_RANK=0" expect 0 "sequential" bench $quick
 
-# Each launcher is known by its own names, and rank 0 alone says what is refused.
+# Each launcher is recognised by its own variables, and only rank 0 prints refusals.
 for values in "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=" "PMI_SIZE=4 PMI_RANK=" "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=" \
     "SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_PROCID=" "PMIX_NAMESPACE=x PMIX_RANK="; do
     with "${values}0" refused "list does not run on ranks" list scans
@@ -138,7 +138,7 @@ if [ $has_mpi = 0 ] || ! mpirun --version 2> /dev/null | grep -q 'Open MPI'; the
     exit $((failures > 0))
 fi
 
-# launch CODE WORDS N ARGUMENTS...: as expect, as N processes. What mpirun itself says is no line of carry's.
+# launch CODE WORDS N ARGUMENTS...: as expect, with N processes. Lines printed by mpirun itself do not count.
 launch() {
     code=$1
     words=$2
@@ -165,7 +165,7 @@ for words in "list scans" "--ranks 2 bench $quick" "bench scan:nothing" "bench -
     [ "$(grep -c '^carry: ' err)" = 1 ] || fail "mpirun -n 3 carry $words: not one error message"
     [ -s out ] && fail "mpirun -n 3 carry $words: refused, and printed"
 done
-# One process is told something else: all three say so, each with its rank.
+# One process has other options: all three report it, each with its rank.
 launch 2 'the ranks differ' 2 bench $quick : -n 1 "$carry" bench --hot $quick
 for rank in 0 1 2; do
     [ "$(grep -c "^carry: rank $rank: " err)" = 1 ] || fail "rank $rank does not say that the ranks differ"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# README.md keeps its word: every sh, c and python block runs as it stands, the files that it links to and names exist, and its support
-# matrix equals the program's tables. The man page lists what the program has. Usage: test_readme.sh CARRY LIBRARY PROJECT CC CFLAGS
+# Checks README.md and docs/library.md: their sh, c and python blocks run unchanged, links between documents lead to
+# existing files, and the support matrix equals the program's tables. The man page lists every verb, problem family and
+# long option. Usage: test_readme.sh CARRY LIBRARY PROJECT CC CFLAGS
 set -u
 carry=$1
 library=$2
@@ -18,7 +19,7 @@ fail() {
     failures=$((failures + 1))
 }
 
-# page LANGUAGE: the page with the fenced block of that language, of which it has one.
+# page LANGUAGE: the page that has the one fenced block of that language.
 page() { if [ "$1" = c ]; then echo "$project/docs/library.md"; else echo "$project/README.md"; fi; }
 block() { sed -n "/^\`\`\`$1\$/,/^\`\`\`\$/p" "$(page "$1")" | sed '1d;$d'; }
 
@@ -66,9 +67,9 @@ for family in $("$carry" list problems | cut -d ' ' -f 1); do
     sed -n '/^.SH PROBLEMS/,/^.SH OPTIONS/p' "$folder/man" | grep -q -w -e "$family" || fail "the man page has no problem $family"
 done
 
-# What the matrix says of the CPU is so: each type that it lists checks, forward and backward.
+# The CPU's part of the matrix is right: each type that it lists passes a check, forward and backward.
 "$carry" list problems --json > "$folder/problems"
-# works FAMILY COLUMN PROBLEM-WITH-@: for each type of that column.
+# works FAMILY COLUMN PROBLEM-WITH-@: checks the problem for each type of that column.
 works() {
     types=$(sed -n "s/.*\"name\": \"$1\".*\"$2\": \"\([^\"]*\)\".*/\1/p" "$folder/problems")
     [ -n "$types" ] || fail "the table has no $2 types for $1"
@@ -99,7 +100,7 @@ else
     fail "the C block does not compile"
 fi
 
-# Shell: in a folder that has what a clone has, with carry on PATH. -e: the first line that fails ends it.
+# Shell: in a folder with the contents of a clone, with carry on PATH. -e: ends at the first line that fails.
 mkdir "$folder/clone" "$folder/bin"
 for name in README.md HACKING.md experiments models library docs examples; do ln -s "$project/$name" "$folder/clone/$name"; done
 ln -s "$carry" "$folder/bin/carry"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Reports as a person meets them, and as a browser does. Usage: test_report.sh PATH-OF-CARRY PATH-OF-TEST_LAB_REPORT FOLDER
-# FOLDER keeps the pages and the screenshots.
+# Reports as a person and a browser see them. Usage: test_report.sh PATH-OF-CARRY PATH-OF-TEST_LAB_REPORT FOLDER. FOLDER
+# keeps the pages and the screenshots.
 set -u
 carry=$1
 maker=$2
@@ -53,10 +53,10 @@ expect 0 "curves.html" small smaller --output="$kept/curves.html"
 expect 0 "hostile.html" 6 -o "$kept/hostile.html"
 expect 0 "deep.html" last -o "$folder/new/folder/deep.html" --store "$CARRY_STORE"
 expect 0 "1 run" 1 -o "$folder/based.html" --baseline sequential
-# A parser of JSON takes UTF-8 only; a path may be anything.
+# A JSON parser accepts only UTF-8; a path may have any bytes.
 expect 0 "$(printf '/a\357\277\275b\303\251\357\277\275.html", "runs"')" 1 -o "$folder/$(printf 'a\377b\303\251\303').html" --json
 
-# What cannot be.
+# Bad arguments.
 refused "report needs a run"
 refused "77" 77 -o "$folder/no.html"
 refused "there is no run store" 1 --store "$folder/none/of/this" -o "$folder/no.html"
@@ -80,14 +80,14 @@ printf 'old' > "$folder/full.html"
 [ "$(cat "$folder/full.html")" = old ] || fail "a full disk cost the old report"
 [ "$(ls "$folder" | grep -c 'full.html')" = 1 ] || fail "a full disk left a part of a page"
 
-# Without gnuplot: tables, and it is said.
+# Without gnuplot: tables, and a message.
 PATH=$folder "$carry" report 1 -o "$folder/bare.html" --json > "$folder/out" 2> "$folder/err"
 [ $? = 0 ] || fail "a report without gnuplot: $(cat "$folder/err")"
 grep -q '"plots": 0' "$folder/out" || fail "a report without gnuplot has plots: $(cat "$folder/out")"
 grep -q 'no plots: gnuplot is not installed here' "$folder/err" || fail "nothing was said of gnuplot: $(cat "$folder/err")"
 grep -q 'Plots are missing' "$folder/bare.html" || fail "the page does not say that plots are missing"
 
-# Self-contained: no address, no script, every id once.
+# Self-contained: no external address, no script, every id once.
 for page in report compared curves hostile; do
     file=$kept/$page.html
     grep -qiE '<script|src=|url\(|@import|https?:' "$file" && fail "$page.html asks for something outside itself"
@@ -108,13 +108,13 @@ if [ -n "$skipped" ]; then
     exit 1
 fi
 
-# browse ARGUMENTS...: with an own profile, which goes with the folder.
+# browse ARGUMENTS...: with a separate profile, which is removed with the folder.
 browse() {
     timeout -k 5 300 "$browser" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
         --user-data-dir="$folder/profile" --hide-scrollbars --enable-logging=stderr --v=0 "$@"
 }
 
-# framed PAGE WIDTH HEIGHT: a window is no narrower than 500, a frame may be.
+# framed PAGE WIDTH HEIGHT: uses a frame, since a window cannot be narrower than 500.
 framed() {
     printf '<!DOCTYPE html><meta charset="utf-8"><style>html,body{margin:0}iframe{border:0;display:block}</style>' > "$folder/frame.html"
     printf '<iframe src="file://%s" width="%s" height="%s"></iframe>\n' "$1" "$2" "$3" >> "$folder/frame.html"
@@ -141,7 +141,7 @@ shot phone-dark report 390 2400 --blink-settings=preferredColorScheme=0
 shot phone-hostile hostile 390 1600
 cmp -s "$kept/desk-light.png" "$kept/desk-dark.png" && fail "dark looks like light"
 
-# measured PAGE WIDTH: what a script finds in a copy of the page, whose policy forbids scripts otherwise.
+# measured PAGE WIDTH: measured by a script in a copy of the page, whose policy otherwise forbids scripts.
 measured() {
     sed '/http-equiv="Content-Security-Policy"/d; /^img-src data:/d; s|</body>|<script src="measure.js"></script></body>|' \
         "$kept/$1.html" > "$folder/copy.html"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Experiments and stored runs as a person and as a script meet them. Usage: test_run.sh PATH-OF-CARRY
+# Experiments and stored runs as used by a person and by a script. Usage: test_run.sh PATH-OF-CARRY
 set -u
 carry=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,7 +17,8 @@ export CARRY_WISDOM CARRY_STORE ASAN_OPTIONS
 cd "$folder" || exit 2
 . "$here/support.sh"
 
-# json FILE PYTHON: every line of it is an object; the expression over the list `lines` holds. Prints what failed.
+# json FILE PYTHON: every line of the file is an object, and the expression over the list `lines` is true. Prints
+# failures.
 if command -v python3 > /dev/null; then
     json() {
         python3 -c "import json, sys
@@ -62,7 +63,7 @@ before=$("$carry" runs list --json | wc -l)
 expect 0 "decision: proceed" run met.yaml --no-store
 [ "$("$carry" runs list --json | wc -l)" = "$before" ] || fail "--no-store stored something"
 
-# What was stored.
+# The stored runs.
 expect 0 "proceed" runs list
 expect 0 '"state": "done"' runs list --json --limit 2
 json out 'lines[0]["started"] > 1e9 and len(str(lines[0]["started"])) == 10 and "e+" not in open("out").read()'
@@ -100,7 +101,7 @@ refused "there is no run store missing.db" runs list --store missing.db
 [ ! -e missing.db ] || fail "a store was made by looking for it"
 refused "runs has no 'lits'" runs lits
 
-# Bad input: one error message with its place, and nothing is begun.
+# Bad input: one error message with its place, and nothing is started.
 CARRY_STORE=$folder/empty/store.db
 printf 'name: a\nhypothesis: [b\n' > broken.yaml
 refused "broken.yaml:3:1: this is not YAML" run broken.yaml
@@ -124,7 +125,7 @@ refused "is not a regular file" run .
 [ ! -e "$folder/empty" ] || fail "a refused experiment made a store"
 CARRY_STORE=$folder/store.db
 
-# A store of a newer version (its number stands at byte 60): refused, and left byte for byte.
+# A store of a newer version (the version is at byte 60) is refused and stays unchanged.
 cp store.db newer.db
 printf '\000\000\000\143' | dd of=newer.db bs=1 seek=60 conv=notrunc 2> /dev/null
 cp newer.db newer.copy
@@ -136,7 +137,7 @@ refused "not a database" runs list --store text.db
 refused "is not a regular file" runs list --store pipe
 refused "is not a regular file" runs list --store /dev/zero
 
-# Many small problems: something to stop in the middle of.
+# Many small problems, to be interrupted in the middle.
 {
     printf 'name: many\nhypothesis: it can be stopped\nmethods: [sequential, cyclic]\nrepeats: 200\nspread: 1000\ngrid:\n'
     printf '  - problem: scan:dense:t{t}:n{n}\n    n: [2, 3, 4, 5, 6]\n    t: ['
@@ -152,7 +153,7 @@ begin_many() {
     wait_for 120 has_lines "$1" median_s out || fail "no $1 results"
 }
 
-# Ctrl-C ends cleanly and keeps what is done.
+# Ctrl-C ends cleanly and keeps the finished results.
 store=$folder/interrupted.db
 begin_many 3
 kill -INT $process
@@ -165,7 +166,7 @@ seen=$(grep -c median_s out)
 "$carry" runs list --store "$store" --json > list 2> err || fail "after Ctrl-C: $(cat err)"
 json list "len(lines) == 1 and lines[0]['state'] == 'interrupted' and $seen <= lines[0]['results'] < 610"
 
-# Killed at ten moments: the store is read, what was printed as measured is in it, and the run is marked.
+# Killed at ten moments: the store can be read, it has every result that was printed, and the run is marked.
 store=$folder/killed.db
 for moment in 1 2 3 4 5 6 7 8 9 10; do
     if [ $moment -le 4 ]; then
@@ -186,7 +187,7 @@ json list "len(lines) >= 6"
 expect 0 "killed" runs show last --store "$store"
 expect 0 "within noise" runs compare last last --store "$store"
 
-# A full disk, by a limit on the size of files: said in one error message, what was stored is still there.
+# A full disk, imitated by a limit on the size of files: reported in one error message, and stored results stay.
 store=$folder/full.db
 sed -i 's/repeats: 200/repeats: 2000/' many.yaml
 (
@@ -200,7 +201,7 @@ code=$?
 "$carry" runs list --store "$store" --json > list 2> err || fail "after a full disk: $(cat err)"
 json list "len(lines) == 1 and lines[0]['results'] >= 1 and lines[0]['state'] != 'running'"
 
-# Sweeping up: nothing without --yes; what ended before it had stored anything, and what is beyond --keep.
+# Removing runs: none without --yes; runs that ended before they had stored anything, and runs beyond --keep.
 newest=$("$carry" runs list --json | head -n 1 | sed 's/.*"run": \([0-9]*\).*/\1/')
 refused "takes numbers only, not 'last'" runs delete last --yes
 refused "no run" runs delete 99999 --yes
@@ -228,7 +229,7 @@ cp met.yaml broken.yaml experiments
 grep -q "^met  *Tiny things work$" out && grep -q "this is not YAML" out || { fail "list experiments:"; cat out; }
 expect 0 '"about": "Tiny things work"' list experiments --json
 
-# Nothing is leaked (this says something in the asan preset only).
+# Nothing is leaked (effective only in the asan preset).
 ASAN_OPTIONS=detect_leaks=1
 expect 0 "decision: proceed" run met.yaml
 expect 0 "within noise" runs compare last last

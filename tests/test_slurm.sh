@@ -26,7 +26,7 @@ folder=$(mktemp -d /tmp/carry-slurm.XXXXXX) # short, since it holds a socket
 . "$(dirname "$0")/support.sh"
 daemons=
 
-# Processes of ours that Slurm has detached (slurmstepd, and what a job runs): those that have our files open.
+# Our processes that Slurm has detached (slurmstepd and the programs of a job), found by the files that they have open.
 ours() {
     for process in /proc/[0-9]*; do
         [ "$process" != "/proc/$$" ] || continue
@@ -36,7 +36,7 @@ ours() {
     done
 }
 
-# Jobs first, then slurmd and slurmctld, then munged; each by its number, and harder when it does not listen.
+# Ends jobs first, then slurmd and slurmctld, then munged, each by its number, and with SIGKILL if it does not end.
 clean_up() {
     trap '' TERM INT
     for job in $(kill -0 "${slurmctld:-none}" 2> /dev/null && timeout 60 squeue --noheader --format=%i 2> /dev/null); do
@@ -76,7 +76,7 @@ submit() { "$carry" job submit --on slurm --json "$@" < /dev/null | sed 's/{"id"
 
 until_there() { wait_for 120 test -s "$1" || fail "$1 has not come"; }
 
-# Two ports that nobody listens on, near a number that differs between tests running at once.
+# Two free ports, near a number that differs between tests running at once.
 free_port() {
     port=$1
     while cat /proc/net/tcp /proc/net/tcp6 2> /dev/null | grep -qi ":$(printf '%04X' "$port") "; do port=$((port + 1)); done
@@ -128,7 +128,7 @@ MessageTimeout=5
 NodeName=localhost NodeHostname=localhost NodeAddr=127.0.0.1 CPUs=1 RealMemory=1 State=UNKNOWN
 PartitionName=test Nodes=localhost Default=YES MaxTime=10 State=UP
 CONF
-    # No control groups are used; where a Slurm wants them all the same, it must not ask systemd for them.
+    # No control groups are used; a Slurm that needs them all the same must not ask systemd for them.
     printf 'CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n' > "$folder/cgroup.conf"
     SLURM_CONF=$folder/slurm.conf
     export SLURM_CONF
@@ -168,7 +168,7 @@ expect 1 "failed, exit code 3" job wait "$id" --seconds 300
 id=$(submit -- exit 5) # a builtin of the batch script's shell is no program
 expect 1 "failed, exit code 127" job wait "$id" --seconds 300
 
-# Cancelling: one that waits for the node, and the one that has it.
+# Cancelling a job that waits for the node, and the one that runs on it.
 running=$(submit -- sh -c 'echo $$ > "$1/pid"; sleep 1000' sh "$folder")
 until_there "$folder/pid"
 pending=$(submit -- touch "$folder/never")
@@ -178,11 +178,11 @@ expect 0 "cancelled" job cancel "$pending"
 expect 0 "cancel" job cancel "$running"
 expect 1 "cancelled" job wait "$running" --seconds 300
 expect 1 "cancelled" job wait "$pending" --seconds 300
-# Slurm says cancelled when it has sent the signal; a process that nobody has waited for yet (Z) has ended.
+# Slurm reports cancelled once it has sent the signal. A zombie process (Z) counts as ended.
 wait_for 60 gone "$(cat "$folder/pid")" || fail "a cancelled job runs on"
 [ ! -e "$folder/never" ] || fail "a cancelled job ran"
 
-# An attempt of a hill-climb as a job of Slurm's, not waited for: the entry comes when the job has run.
+# An attempt of a hill-climb as a Slurm job, without waiting: the entry is written when the job has run.
 if command -v git > /dev/null; then
     mkdir "$folder/climb" && cd "$folder/climb" || exit 2
     GIT_CONFIG_GLOBAL=/dev/null
@@ -209,7 +209,7 @@ else
     echo "skipped: a climb as a job: git is not here"
 fi
 
-# Without the file that the batch script writes, Slurm's own word is taken; without Slurm, the file's.
+# Without the file that the batch script writes, Slurm's own state counts; without Slurm, the file does.
 last=$("$carry" job list --json | sed -n '1s/.*"id": \([0-9]*\).*/\1/p')
 next=$((last + 1))
 id=$(submit -- sh -c 'mkdir "$1"; exit 4' sh "$folder/a b%c/jobs/$next.end.new")
@@ -218,7 +218,7 @@ expect 1 "failed, exit code 4" job wait "$id" --seconds 300
 id=$(submit -- sh -c 'exit 6')
 until_there "$folder/a b%c/jobs/$id.end"
 is_idle() { ! squeue --noheader 2> /dev/null | grep -q .; }
-wait_for 60 is_idle # until the node has told the controller
+wait_for 60 is_idle # until the node has reported to the controller
 kill "$slurmctld"
 wait "$slurmctld"
 expect 1 "failed, exit code 6" job wait "$id" --seconds 300

@@ -24,7 +24,7 @@ mkdir "$folder/there" "$folder/bin" "$folder/store"
 cd "$folder" || exit 2
 . "$here/support.sh"
 
-# A daemon of its own: keys, port and home are the test's.
+# A separate daemon: its keys, port and home belong to the test.
 ssh-keygen -q -t ed25519 -N '' -f host_key && ssh-keygen -q -t ed25519 -N '' -f user_key || exit 2
 cp user_key.pub authorized_keys
 answers_or_ended() {
@@ -32,7 +32,7 @@ answers_or_ended() {
         ssh -F "$folder/ssh_config" -oBatchMode=yes there true < /dev/null > /dev/null 2> "$folder/ssh.err"
 }
 
-# begin_sshd: on a free port; a port that another process takes meanwhile is given up for the next.
+# begin_sshd: starts it on a free port; if another process takes the port meanwhile, on the next one.
 begin_sshd() {
     for attempt in 1 2 3 4 5; do
         port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
@@ -72,7 +72,7 @@ END
 [ "$(id -u)" != 0 ] || mkdir -p /run/sshd 2> /dev/null # where it separates its privileges
 begin_sshd || { echo "skipped: sshd does not start here: $(tail -n 1 sshd.log) $(tail -n 1 ssh.err)"; exit 77; }
 
-# A project with names that a shell would take for something else.
+# A project with names that have a special meaning in a shell.
 mkdir -p "project/it's \$(touch pwned); a folder" && cd project || exit 2
 git init -q . && printf 'ignored\nout\nerr\n' > .gitignore && echo secret > ignored && echo tracked > tracked && echo new > new
 echo inside > "it's \$(touch pwned); a folder/file"
@@ -84,7 +84,7 @@ grep -q "ls: .*ignored" out || fail "what git ignores was copied"
 grep -q "/there/.carry/jobs/1-" out || fail "the job did not run in a folder of its own"
 [ -z "$(ls "$folder/there/.carry/jobs")" ] || fail "the job's folder is left there: $(ls "$folder/there/.carry/jobs")"
 
-# Words and folders arrive as they are; files come back; a tracked file that was deleted is not missed.
+# Arguments and folders arrive unchanged; files come back; a deleted tracked file is not an error.
 rm tracked
 cd "it's \$(touch pwned); a folder" || exit 2
 expect 0 "running" job submit --on ssh:there --bring 'made,absent,sub/x;y' -- sh -c 'cat file; printf "%s|" "$@"; mkdir ../sub; echo made > ../made; echo xy > "../sub/x;y"' sh "a 'b' \"c\"" '$(touch pwned)' '*' '' 'END OF JOB
@@ -108,7 +108,7 @@ expect 0 "cancelled" job cancel last
 wait_for 60 gone "$(cat "$folder/sleeper")" || fail "a cancelled job's processes are left there"
 expect 1 "cancelled" job wait last --seconds 600
 
-# The connection is lost in the middle: the job goes on, nothing is lost, and it is found again.
+# The connection is lost in the middle: the job continues, nothing is lost, and it is found again.
 expect 0 "running" job submit --on ssh:there --bring result -- sh -c 'while [ ! -e '"$folder"'/go ]; do sleep 0.1; done; echo result > result; echo finished'
 kill $daemon
 wait $daemon 2> /dev/null
@@ -121,7 +121,7 @@ begin_sshd || fail "sshd does not start again"
 expect 0 "done, exit code 0" job wait last --show-logs --seconds 600
 grep -qx finished out && [ "$(cat "$folder/store/jobs/4.files/result")" = result ] || fail "what the job did without us is lost"
 
-# Refused before anything is made: hosts that are options, hosts that are not there, programs for another processor.
+# Refused before anything is created: hosts that look like options, unknown hosts, programs for another processor.
 jobs=$("$carry" job list --json | wc -l)
 for host in ssh:-oProxyCommand=x ssh: 'ssh:a b' 'ssh:a;b' 'ssh:u@-x' 'ssh:$(x)'; do
     refused "names no host" job submit --on "$host" -- true
@@ -137,13 +137,13 @@ rm "$folder/bin/uname"
 [ "$("$carry" job list --json | wc -l)" = "$jobs" ] || fail "a refused job is in the list"
 [ -z "$(ls "$folder/there/.carry/jobs")" ] || fail "a refused job left a folder there"
 
-# A store that was copied does not make us connect: its jobs are held.
+# A copied store does not cause connections: its jobs are held.
 expect 0 "running" job submit --on ssh:there -- true
 mkdir "$folder/copy" && cp "$folder"/store/store.db* "$folder/copy/"
 CARRY_STORE=$folder/copy/store.db expect 0 "held" job list
 expect 0 "done" job wait last --seconds 600
 
-# A climb whose build, tests and figures are made there: kept here, and refused here.
+# A climb whose build, tests and figures run on the other machine; attempts are kept or refused here.
 git checkout -q tracked && rm -rf sub made program new
 printf 'echo "{\\"throughput\\": $(cat speed)}"\n' > profile.sh
 echo 100 > speed

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Whose store is used, and which queued jobs are started. Usage: test_store_owner.sh PATH-OF-CARRY
+# Which user's store is used, and which queued jobs are started. Usage: test_store_owner.sh PATH-OF-CARRY
 set -u
 carry=$(realpath "$1") || exit 2
 tests=$(dirname "$(realpath "$0")")
@@ -11,7 +11,7 @@ unset CARRY_STORE SUDO_UID
 ASAN_OPTIONS=detect_leaks=0
 export ASAN_OPTIONS
 
-# A project whose queue holds `touch ran`, with no worker at work: the worker and the keeper of job 1 are killed.
+# A project whose queue holds `touch ran`, without a worker: the worker and the keeper of job 1 are killed.
 mkdir -p owner/.carry owner/below
 (cd owner && "$carry" job submit -- sh -c 'echo $PPID > pid; sleep 1000' > out && "$carry" job submit -- touch "$folder/ran" > out)
 wait_for 120 test -s owner/pid || fail "job 1 does not run"
@@ -29,7 +29,7 @@ started() {
     rm -f "$folder/ran"
 }
 
-# Another user's store above the working folder is refused, whatever the verb.
+# Another user's store above the working folder is refused by every verb.
 cp -a owner other
 if chown -R 65534 other 2> /dev/null; then
     cd other/below || exit 2
@@ -65,7 +65,7 @@ else
     echo "not tested: another user's store, since this user may not give files away"
 fi
 
-# A queue that was copied with its folder is held, and stays held when a job is submitted beside it.
+# A queue that was copied with its folder is held, and stays held when another job is submitted to it.
 cp -a owner copied
 cd copied || exit 2
 expect 0 "held" job list
@@ -82,7 +82,7 @@ expect 0 "done" job wait 2 --seconds 600
 rm -f "$folder/ran"
 refused "is not held, it is done" job release 2
 
-# Looking at one's own queue starts nothing; work goes on with it.
+# Listing the user's own queue, reading its logs and waiting start nothing; job work continues it.
 cd "$folder/owner/below" || exit 2
 expect 0 "queued" job list
 "$carry" job logs 2 || fail "job logs: exit $?"
@@ -91,7 +91,7 @@ started "looking"
 "$carry" job work || fail "job work: exit $?"
 [ -e "$folder/ran" ] || fail "work did not run the queue"
 
-# A name with a typo makes no store.
+# A misspelt name does not create a store.
 cd "$folder" || exit 2
 CARRY_STORE=$folder/typo/store.db
 export CARRY_STORE

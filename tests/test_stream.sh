@@ -1,6 +1,6 @@
 #!/bin/sh
-# carry stream as a program: what it prints and refuses, the same pictures whatever the ranks, Ctrl-C, ranks that are
-# killed, a supervisor that starts it again. Usage: test_stream.sh PATH-OF-CARRY
+# carry stream as a program: output and refusals, the same pictures for all numbers of ranks, Ctrl-C, ranks that are
+# killed, a supervisor that restarts it. Usage: test_stream.sh PATH-OF-CARRY
 # shellcheck disable=SC2086 # $small and $limited are several words
 set -u
 carry=$1
@@ -20,7 +20,8 @@ fail() {
     failures=$((failures + 1))
 }
 
-# expect CODE PATTERN ARGUMENTS...: ends so, and says so on standard output (code 0) or in one line on standard error.
+# expect CODE PATTERN ARGUMENTS...: ends with CODE, and standard output (code 0) or the one line on standard error
+# matches.
 expect() {
     code=$1
     pattern=$2
@@ -36,7 +37,7 @@ expect() {
     fi
 }
 
-# await FILE PATTERN: until a line of the file matches.
+# await FILE PATTERN: waits until a line of the file matches.
 await() { wait_for 120 has_lines 1 "$2" "$1" || fail "nothing like '$2' within 120 s: $(tail -5 "$1")"; }
 
 # Words of a command.
@@ -53,13 +54,14 @@ what_it_prints() {
     [ "$(grep -c '"stage1_s"' "$out")" = 4 ] || fail "not a line per chunk and one at the end"
     expect 0 '"recompute_s": 0.0*[1-9]' stream $small --chunks 3 --json --recompute latent
     expect 0 '"encode_s": [0-9.e-]*[1-9]' stream $small --chunks 3 --json --recompute anchor
-    # One rank takes turns with itself: it has no score, and does not pass the gate.
+    # A single rank cannot overlap its stages: it has no score, and does not pass the gate.
     timeout 600 "$carry" stream $small --chunks 12 --gate --slow-stage0 20 > "$out" 2>&1
     code=$?
     [ $code = 1 ] || fail "the gate: $(cat "$out")"
     expect 0 '^overlap score: none, since one rank denoises and decodes in turn (carry --ranks 2 overlaps them)$' stream $small --chunks 12
     ! grep -q 'gate' "$out" || fail "one rank is judged by the gate: $(cat "$out")"
-    # Waits that are long beside the work of a chunk, and longer each time: then a busy machine's own delays do not count.
+    # Waits that are long compared with the work of a chunk, and longer each time, so that delays of a busy machine do
+    # not count.
     passed=
     for wait in 100 300 900; do
         timeout 600 "$carry" --ranks 2 stream $small --chunks 14 --gate --slow-stage0 $wait --slow-stage1 $wait > "$out" 2>&1 &&
@@ -118,7 +120,7 @@ what_it_refuses() {
     expect 2 '^carry: --state: .*notes' stream $small --chunks 1 --state "$folder/notes/below"
 }
 
-# The same bytes, whatever the ranks, as long as as many generate.
+# The same bytes for all numbers of ranks, as long as the same number of them generate.
 same_pictures() {
     for run in 1:mesh 2:pipeline; do
         timeout 600 "$carry" --ranks "${run%:*}" stream $small --chunks 3 --topology "${run#*:}" --seed 3 \
@@ -163,7 +165,8 @@ pages() {
     fi # or this machine has no IPv6
     timeout 600 "$carry" stream $small --chunks 3 --record "$folder/film.avi" > "$out" 2>&1 || fail "$(cat "$out")"
     grep -q '9 frames in' "$out" || fail "the recording: $(cat "$out")"
-    # What came faster than it was written is missed and told; where positions run out nothing is: all are accounted for.
+    # Frames that come faster than they are written are dropped and counted. None is lost where positions run out: all
+    # frames are accounted for.
     timeout 600 "$carry" stream --config shapes --size 16x16 --steps 1 --no-clean --chunks 400 --fps 400 \
         --record "$folder/fast.avi" > "$out" 2>&1 || fail "$(cat "$out")"
     grep -q '; 1 cut,' "$out" || fail "positions did not run out: $(cat "$out")"
@@ -171,11 +174,11 @@ pages() {
     [ "$accounted" = 1200 ] || fail "$accounted frames of 1200 are accounted for: $(cat "$out")"
 }
 
-# What was asked for and could not be saved is said in the end, on standard error and in JSON, and the exit code is 1;
-# where it was all for the files it ends there.
+# Output that was asked for and could not be saved is reported at the end, on standard error and in JSON, and the exit
+# code is 1. A stream that only writes files ends there, with exit code 2.
 full_disk() {
     mkdir "$folder/full"
-    # The device itself where it may be made; a link to it is not followed, which is an error as well.
+    # The device itself if it can be created; otherwise a link to it, which is not followed and gives an error as well.
     mknod "$folder/full/frame-000004.ppm" c 1 7 2> /dev/null || ln -s /dev/full "$folder/full/frame-000004.ppm"
     expect 2 'frame-000004.ppm cannot be written' stream $small --chunks 4 --out "$folder/full" --overwrite
     [ "$(find "$folder/full" -name 'frame-*' -type f | wc -l)" = 4 ] || fail "half a picture is left"
@@ -187,7 +190,7 @@ full_disk() {
     grep -q '^carry: not all was saved: .*frame-000004.ppm cannot be written' "$err" || fail "not said: $(cat "$err")"
     tail -1 "$out" | grep -q '"done": true, "chunks": 4,.*"saved": false, "unsaved": ".*frame-000004' ||
         fail "no word of it in JSON: $(tail -1 "$out")"
-    # A limit on the size of files (in 512 bytes, or in 1024) is an error of the recording, as a full disk is.
+    # A limit on the size of files (in units of 512 or 1024 bytes) is an error of the recording, like a full disk.
     (
         ulimit -f 20
         timeout 600 "$carry" stream $small --chunks 30 --fps 100 --json --record "$folder/full.avi" 2> "$err" | tail -1 > "$out"
@@ -209,13 +212,14 @@ full_disk() {
     expect 0 '"saved": true' stream $small --chunks 2 --json --record "$folder/saved.avi"
 }
 
-# Eight results wait for stage 0 in the end, which takes 7 s to show them and sends nothing more: it is not missed.
+# Eight results wait for stage 0 at the end, which takes 7 s to show them and sends nothing more: it is not reported as
+# missing.
 slow_end() {
     expect 0 '"done": true, "chunks": 9,' --ranks 3 stream $small --chunks 9 --depth 8 --slow-stage0 900 --deadline 5 \
         --json
 }
 
-# Ctrl-C, and a terminal that is closed, end between chunks, with the table.
+# Ctrl-C and a closed terminal end the stream between chunks, with the table.
 interrupted() {
     signals='INT HUP'
     case $(sed -n 's/^SigIgn:.*\(.\)$/\1/p' /proc/$$/status) in
@@ -236,7 +240,7 @@ interrupted() {
 
 ranks=3
 
-# killed RANK MOMENT [SIGNAL]: the others say an error message and end, and none of them with 0.
+# killed RANK MOMENT [SIGNAL]: the others print an error message and end, none of them with 0.
 killed() {
     log=$folder/log
     : > "$log"
@@ -258,7 +262,7 @@ killed() {
     victim=$1
     moment=$2
     shift 2
-    # The shell around each rank keeps its process and its exit code.
+    # The shell around each rank records its process number and its exit code.
     # shellcheck disable=SC2016
     timeout -k 5 300 mpirun --oversubscribe --allow-run-as-root --enable-recovery -np $ranks sh -c '
         folder=$1
@@ -275,7 +279,7 @@ killed() {
     bad=$failures
     wait_for $most has_lines $((ranks - 1)) "^[^$victim] " "$folder/codes" || fail "the others have not ended after $most s"
     milliseconds=$((($(date +%s%N) - start) / 1000000))
-    [ "$how" = STOP ] && kill -9 "$(sed -n "s/^$victim //p" "$folder/pids")" # nobody else would
+    [ "$how" = STOP ] && kill -9 "$(sed -n "s/^$victim //p" "$folder/pids")" # nothing else would end it
     wait $launcher
     echo "rank $victim, $how, $moment: the others ended in $milliseconds ms"
     for rank in 0 1 2; do
@@ -292,7 +296,7 @@ killed() {
     [ $bad = $failures ] || cat "$log" "$folder/codes"
 }
 
-# The one process that is the child, or rank $1 of it.
+# The process number of the child, or of rank $1 of it.
 child_rank() {
     for process in $(pgrep -f "carry .*--state .*/carry-stream-.*supervised-$$"); do
         if [ "$1" = all ] || grep -zq "^OMPI_COMM_WORLD_RANK=$1\$" "/proc/$process/environ" 2> /dev/null; then
@@ -303,7 +307,7 @@ child_rank() {
 
 no_child() { [ -z "$(child_rank all)" ]; }
 
-# supervised WHAT ARGUMENTS...: killed, it starts again at a hard cut and shows what it showed.
+# supervised WHAT ARGUMENTS...: after a kill the stream restarts at a hard cut, and later ends cleanly.
 supervised() {
     what=$1
     shift
@@ -322,13 +326,13 @@ supervised() {
     wait $supervisor || fail "the supervisor did not end with 0: $(cat "$err")"
     tail -1 "$folder/log" | grep -q '"done": true.*"restarts": 1' || fail "no clean end: $(tail -1 "$folder/log")"
     wait_for 60 no_child || fail "a child is left: $(child_rank all)"
-    # An epoch that has gone by does not come back.
+    # An earlier epoch does not come back.
     sed -n 's/.*"epoch": \([0-9]*\),.*under_way.*/\1/p' "$folder/log" | sort -nc 2> /dev/null ||
         fail "epochs are not in order"
     echo "supervised, $what killed: $(grep -c '"under_way"' "$folder/log") chunks in two lives"
 }
 
-# The second life writes after what the first one wrote, not over it, and ends as well.
+# The second process writes after the output of the first, not over it, and also ends.
 two_lives() {
     record="--record $folder/lives.avi"
     timeout 600 "$carry" stream $small --serve --headless 2>&1 | grep -q 'built without the page' && record=
@@ -339,7 +343,7 @@ two_lives() {
     [ -z "$record" ] || [ -s "$folder/lives-restart-1.avi" ] || fail "no recording after the restart"
 }
 
-# What cannot work is not tried again; what always dies is given up.
+# A command that cannot work is not repeated; one that always dies is given up.
 given_up() {
     expect 2 'nearest' stream --config shapes --size 70x64 --supervise
     timeout 600 "$carry" stream $small --supervise --json 2> "$err" | head -1 > /dev/null
@@ -357,7 +361,7 @@ given_up() {
     grep -q 'died 6 times within a minute' "$err" || fail "$(cat "$err")"
 }
 
-# Memory that runs out in the middle: the stream goes on with a smaller window, and what was shown is kept.
+# Memory that runs out in the middle: the stream continues with a smaller window, and pictures that were shown are kept.
 memory_runs_out() {
     for ranks in 1 2; do
         kept=$folder/kept-$ranks

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The same weights in the layouts of diffusers, of Wan and of Self-Forcing stream the same frames, prompts go through the
-# text encoder, and what is missing or too much is refused by name. Usage: test_stream_model.sh CARRY SOURCE
+# The same weights in the layouts of diffusers, of Wan and of Self-Forcing stream the same frames, prompts go through
+# the text encoder, and missing or additional tensors are refused by name. Usage: test_stream_model.sh CARRY SOURCE
 set -u
 carry=$1
 source=$2
@@ -34,7 +34,7 @@ frames f --model wan --text-encoder none
 printf '%10000s' x > long
 refused '10000 bytes' stream --model diffusers --chunks 1 -p "$(tr ' ' x < long)"
 
-# Video in, where this build has libjpeg.
+# Video input, if this build has libjpeg.
 wan='--device cpu --model wan --text-encoder none'
 if "$carry" stream $wan --chunks 3 --record in.avi > out 2>&1; then
     expect 0 'in.avi: the video has ended' stream $wan --input in.avi --strength 0.5 --out video

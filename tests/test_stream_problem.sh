@@ -1,5 +1,5 @@
 #!/bin/sh
-# Streams as problems: checked, timed, planned, judged; and what is refused. Usage: test_stream_problem.sh CARRY
+# Streams as problems: checked, timed, planned, judged; and refusals. Usage: test_stream_problem.sh CARRY
 set -u
 carry=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,13 +13,13 @@ export CARRY_WISDOM CARRY_STORE NO_COLOR
 # shellcheck source=tests/support.sh
 . "$here/support.sh"
 
-# Waits are most of the stages' times, so that a busy machine does not decide.
+# Waits are most of the stages' times, so that a busy machine does not change the result.
 small=stream:config=shapes:size=16x16:chunks14
 slowed=$small:slow0=80:slow1=80
 expect 0 "stream " list problems
 expect 0 "pipeline: stage 0 and a mesh of 1, up to 2 envelopes under way; 14 chunks" plan $small
 expect 0 "mesh: stage 0 on rank 0 of a mesh of 2" plan $small:mesh2:algo=mesh
-# The same pictures with a stage of its own and without, bit for bit.
+# The same pictures with a separate stage and without, bit for bit.
 expect 0 "2 right, 0 wrong, 0 left out" check $small
 [ "$(grep -c 'error  0.00e+00  bound  0.00e+00  ok' out)" = 2 ] || fail "not the same bits: $(cat out)"
 expect 0 "4 right, 0 wrong, 0 left out" check $small:mesh2 $small:recompute=anchor:context6
@@ -27,7 +27,8 @@ expect 0 '"slower_stage_s": 0.' bench --json --repeats 1 $slowed:algo=mesh
 grep -q '"overlap": 0' out || fail "no overlap is told: $(cat out)"
 expect 0 "slower stage " bench --repeats 1 $small:slow0=match:algo=pipeline
 
-# write_experiment WAIT: small.yaml, whose stages wait so many ms; and other.yaml, of which one criterion is not met and one has no figure.
+# write_experiment WAIT: writes small.yaml, whose stages wait WAIT ms, and other.yaml, with one criterion that is not
+# met and one without a figure.
 write_experiment() {
     slowed=$small:slow0=$1:slow1=$1
     cat > small.yaml << END
@@ -54,7 +55,7 @@ END
     sed -e 's/depth=1) <= 0.3/depth=1) >= 0.5/' -e 's/^  - memory.*/  - overlap(sequential) >= 0/' small.yaml > other.yaml
 }
 
-# judge FILE MET: runs it, and says whether so many criteria are met.
+# judge FILE MET: runs the experiment; true if exactly MET criteria are met.
 judge() {
     "$carry" run "$1" > "$1.out" 2>&1
     echo $? > "$1.code"
@@ -62,7 +63,7 @@ judge() {
 }
 number_of() { sed -n 's/^stored as run \([0-9]*\) .*/\1/p' "$1.out"; }
 
-# With longer waits each time: then the delays of a busy machine do not decide.
+# The waits become longer each time, so that the delays of a busy machine do not change the result.
 for wait in 80 240 720 2160; do
     write_experiment $wait
     judge small.yaml 5 && judge other.yaml 3 && break
@@ -75,7 +76,7 @@ grep -q 'overlap 0.00  slower stage ' small.yaml.out || fail "no score of depth 
 for metric in overlap slower_stage; do
     [ "$(grep -oF "\"$metric\"" run.json | wc -l)" = 2 ] || fail "the store has no two of '$metric'"
 done
-# What is not so comes out as not so, and what has no score as not measured.
+# A false criterion is reported as not met, and one without a figure as not measured.
 [ "$(cat other.yaml.code)" = 1 ] || fail "exit code $(cat other.yaml.code): $(cat other.yaml.out)"
 grep -q 'decision: stop' other.yaml.out || fail "the other decision: $(cat other.yaml.out)"
 grep -q '^  not met .*overlap(pipeline, depth=1) >= 0.5' other.yaml.out || fail "a criterion that is not met: $(cat other.yaml.out)"

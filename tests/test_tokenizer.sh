@@ -1,5 +1,5 @@
 #!/bin/sh
-# carry tokenizer: train, encode, decode; what it refuses, and how it ends. Usage: test_tokenizer.sh CARRY SOURCE
+# carry tokenizer: train, encode, decode; refusals and exit codes. Usage: test_tokenizer.sh CARRY SOURCE
 set -u
 carry=$1
 source=$2
@@ -38,7 +38,7 @@ cmp -s "$work/text" "$golden/text.txt" || fails "the decoded text is another"
 head -c 3000 /dev/urandom > "$work/random"
 "$carry" tokenizer encode "$work/b" "$work/random" --as-text | "$carry" tokenizer decode "$work/b" > "$work/again"
 cmp -s "$work/random" "$work/again" || fails "random bytes come back changed"
-# What would be ignored is refused, and what cannot be read is no success.
+# Options without an effect are refused, and an unreadable input is an error.
 "$carry" tokenizer decode "$work/b" < "$work" > "$work/out" 2> "$work/err"
 [ $? = 2 ] || fails "decode of an input that cannot be read is no success"
 many=$(i=100; while [ $i -lt 165 ]; do printf '%s,' "$i"; i=$((i + 1)); done)
@@ -51,7 +51,8 @@ refuses 'is an option of tokenizer decode' "$carry" tokenizer encode "$work/b" -
 refuses 'learns nothing' "$carry" tokenizer train --bytes --vocab 300 -o "$work/many"
 refuses 'least 0' "$carry" tokenizer train "$golden/text.txt" --least 0 -o "$work/many"
 [ ! -e "$work/many" ] || fails "a refused tokenizer was written"
-# Ctrl-C while the text is read: no tokenizer of a part of it. A sparse file takes seconds to read and no room.
+# Ctrl-C while the text is read: no tokenizer is made from a part of it. A sparse file takes seconds to read and no
+# space.
 truncate -s 1G "$work/zeros"
 "$carry" tokenizer train "$work/zeros" --binary --vocab 300 -o "$work/part" > "$work/out" 2> "$work/err" &
 pid=$!

@@ -1,5 +1,5 @@
 #!/bin/sh
-# carry train as a person meets it: a text, bad inputs, ranks, a full disk, and kill -9 at any moment.
+# carry train from the command line: a text, bad inputs, ranks, a full disk, and kill -9 at any moment.
 # Usage: [KILLS=30] test_train.sh PATH-OF-CARRY
 set -u
 carry=$1
@@ -22,12 +22,12 @@ while [ $i -lt 1500 ]; do
 done > book.txt
 small="--hidden 32 --layers 2 --head-dim 16 --batch 4 --length 32 --vocab 300"
 
-# loss FILE: that of the last step.
+# loss FILE: the loss of the last step.
 loss() {
     grep '"norm"' "$1" | tail -n 1 | sed 's/.*"loss": \([^,]*\),.*/\1/'
 }
 
-# A text alone, and what it leaves: a model folder, a run in the store, a curve.
+# A text as the only argument, and its results: a model folder, a run in the store, a curve.
 expect 0 "trained/book/latest" train --data book.txt $small --steps 12 --log-every 4
 grep -q "held out: " out || fail "nothing was held out"
 for file in config.json model.safetensors tokenizer.json optimizer.safetensors train.json; do
@@ -51,7 +51,7 @@ expect 0 "step 1/1" train book.txt $small --steps 1 --no-store --out other --ove
 expect 0 '"step": 14' train --resume trained/book --steps 14 --json
 expect 0 "all 14 steps are done" train --resume trained/book/latest
 
-# A file of options; unknown keys and bad values have their place.
+# A file of options; unknown keys and bad values are reported with their place.
 printf 'data: book.txt\nsteps: 3\nhidden: 32\nlayers: 1\nlength: 16\nrate: 0.01\n' > run.yaml
 if "$carry" train --config run.yaml --out yaml > out 2> err; then
     grep -q "step 3/3" out || fail "the file's steps were not done"
@@ -72,14 +72,14 @@ else
     grep -q "without the lab" err || fail "--config: $(cat err)"
 fi
 
-# A device that is not there, or that is none, is refused before work begins.
+# A missing device and an unknown name of a device are refused before work begins.
 refused "cpu, cuda or cuda:N is accepted" train --data book.txt --device gpu --out no
 refused "there is no device cuda:4096" train --data book.txt --device cuda:4096 --out no
 expect 0 "; on cpu" train --data book.txt $small --steps 1 --device cpu --out on-cpu
 refused "there is no device cuda:4096" generate on-cpu -p cats --device cuda:4096
 refused "there is no device cuda:4096" eval on-cpu book.txt --device cuda:4096
 
-# Bad input: an error message, and nothing made.
+# Bad input: an error message, and no folder is made.
 : > empty.txt
 head -c 4000 /dev/urandom > binary.txt
 printf 'x' > one.txt
@@ -120,7 +120,7 @@ for option in expand-v init forget; do
 done
 refused "is one checkpoint" train --resume trained/book/step-12
 
-# What would have no effect is refused, not ignored.
+# Options without an effect are refused, not ignored.
 model="--data book.txt --model trained/book/latest --length 32 --steps 1 --out no"
 for option in "hidden 64" "layers 3" "type delta_net" "conv 0" "expand-v 2" "init 0.1" "forget 2" tie "vocab 400"; do
     refused "omit one of them" train $model --$option
@@ -141,7 +141,7 @@ truncate -s 1000 torn/step-14/model.safetensors
 expect 0 "step 14 is incomplete" train --resume torn
 [ ! -e no ] || fail "a refused run left a folder"
 
-# Rows that were learned are not evaluated with later, nor those kept back learned.
+# Rows that were trained on are not used for a later evaluation, nor are held-out rows trained on.
 expect 0 "step 2/2" train --data book.txt $small --steps 2 --eval-every 0 --out blind
 refused "blind was trained on the whole text" train --resume blind --steps 4 --eval-every 1
 expect 0 "step 4/4" train --resume blind --steps 4 --eval-every 1 --eval-data many/1
@@ -176,7 +176,7 @@ if "$carry" runs > runs 2> /dev/null; then # a build with the lab
     expect 2 "the training goes on after step 4" profile --no-store train --resume window --no-store --steps 6 \
         --profile-from 2 --profile-steps 3
     [ -e window/step-4 ] || fail "a profiled training did not end after its window"
-    # On a GPU, the emulated one too: the window's steps alone, replayed as a graph and launched one by one alike.
+    # On a GPU, also the emulated one: only the window's steps, both replayed as a graph and launched one by one.
     if "$carry" plan delta:t64:h1:k16:v16:device=cuda > /dev/null 2>&1; then
         for way in replayed --no-graph; do
             # shellcheck disable=SC2046
@@ -192,12 +192,12 @@ if "$carry" runs > runs 2> /dev/null; then # a build with the lab
     fi
 fi
 
-# A rate that is too high: the step and the tensor are named, the state before is saved.
+# A learning rate that is too high: the step and the tensor are named, the state before is saved.
 expect 2 "the first tensor that was not finite" train --data book.txt $small --rate 1000 --decay 1000 --warmup 0 \
     --clip 0 --steps 60 --out blown
 [ -e blown/latest/train.json ] || fail "a loss that is not finite left no checkpoint"
 
-# A text that shrinks under the run: its second window cannot be read, and what was learned from the first is kept.
+# A text that shrinks during the run: its second window cannot be read, and the training on the first is kept.
 yes abcdefghijklmnopqrstuvwxyzabcdefghijklmnop | head -c 6000000 > shrinks.txt
 "$carry" train --data shrinks.txt --hidden 16 --head-dim 16 --layers 1 --length 256 --batch 32 --vocab 310 \
     --eval-every 0 --steps 2000 --save-every 100000 --log-every 1 --no-store --out shrunk > shrinks.out 2> err &
@@ -222,14 +222,14 @@ wait $pid
 grep -q "to go on: carry train --resume stopped" err || fail "Ctrl-C: $(cat err)"
 [ -e stopped/latest/train.json ] || fail "Ctrl-C left no checkpoint"
 
-# A full disk, as ulimit -f plays it: the old checkpoint stays.
+# A full disk, imitated by ulimit -f: the old checkpoint stays.
 "$carry" train $run --out full > /dev/null || fail "before the disk was full"
 (ulimit -f 64; "$carry" train --resume full --steps 12 --no-store > out 2> err; echo $? > code)
 [ "$(cat code)" = 2 ] || fail "a full disk: exit $(cat code)"
 grep -q "that of step 8 is kept" err || fail "a full disk: $(cat err)"
 expect 0 '"step": 12' train --resume full --steps 12 --json
 
-# kill -9 at random moments: the run that is resumed until it is done ends where the undisturbed one does.
+# kill -9 at random moments: a run that is resumed until it is done ends with the result of an undisturbed one.
 long="--data book.txt $small --steps 60 --save-every 2 --json --log-every 1"
 "$carry" train $long --no-store --out whole > whole.json || fail "the undisturbed run"
 done=0

@@ -1,5 +1,5 @@
 #!/bin/sh
-# carry train dit as a person meets it: runs that go on, and what is refused. Usage: test_train_verb_dit.sh CARRY
+# carry train dit from the command line: runs that continue, and refusals. Usage: test_train_verb_dit.sh CARRY
 set -u
 carry=$1
 tests=$(cd "$(dirname "$0")" && pwd)
@@ -13,7 +13,7 @@ unset OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK PMI_RANK PMI_SIZE PMIX_RANK SLUR
 . "$tests/support.sh"
 small="--layers 1 --dim 24 --heads 2 --size 16 --batch 4 --chunks 2 --log-every 1"
 
-# latest is the run's newest checkpoint: the run goes on beside it, not in it.
+# latest is the run's newest checkpoint: the run continues beside it, not in it.
 expect 0 "step 4/4" train dit $small --steps 4 --out run
 cp -r run whole
 expect 0 "going on from run/step-4" train dit --resume run/latest --steps 6
@@ -23,14 +23,14 @@ expect 0 "step 8/8" train dit --resume whole --steps 8
 cmp run/model.safetensors whole/model.safetensors || fail "two ways to resume give two models"
 refused "is one checkpoint" train dit --resume run/step-8 --steps 9
 
-# A run stands on its own feet: the model that it started from may be gone, and what it was started with stays.
+# A run does not need the model that it started from, which may be moved; its own options cannot change.
 expect 0 "step 2/2" train dit $small --model run --steps 2 --out later
 mv run gone
 expect 0 "step 4/4" train dit --resume later --steps 4
 refused "seed cannot be changed when a run is resumed" train dit --resume later --steps 6 --seed 9
 refused "model cannot be changed when a run is resumed" train dit --resume later --steps 6 --model gone
 
-# An evaluation: pictures of the size that was learned, and options that are heeded or refused.
+# An evaluation: pictures of the trained size, and options that have an effect or are refused.
 expect 1 "prompts" train dit --eval later --forms 1 --stream 2 --json
 cp out as-learned
 expect 1 "prompts" train dit --eval later --forms 1 --stream 2 --json --size 16

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Training as a problem: checked, timed, planned, judged, drawn; and what it refuses. Usage: test_training_problem.sh CARRY
+# Training as a problem: checked, timed, planned, judged, plotted; and refusals. Usage: test_training_problem.sh CARRY
 set -u
 carry=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -48,13 +48,13 @@ success:
 failure:
   - perplexity(cyclic, stage=seeds, seed=1) == perplexity(cyclic, stage=seeds, seed=2)
 END
-# What was not measured leaves it undecided.
+# A criterion that was not measured leaves the experiment undecided.
 expect 1 "there is no text 'nowhere/at-all' here" run small.yaml
 "$carry" runs show last --json > run.json 2> err || fail "carry runs show: $(cat err)"
 for curve in "loss:cyclic, cpu" "loss:scan, cpu"; do
     [ "$(grep -oF "\"$curve\"" run.json | wc -l)" = 6 ] || fail "the store has no 6 losses '$curve'"
 done
-# All but the one of failure, which another seed keeps from being met, and the text that is not here.
+# All criteria are met except two: the one of failure, since seeds differ, and the one of the missing text.
 [ "$(grep -oF '"not met"' run.json | wc -l)" = 1 ] || fail "a criterion is not met: $(cat run.json)"
 [ "$(grep -oF '"not measured"' run.json | wc -l)" = 1 ] || fail "a criterion is not measured: $(cat run.json)"
 for figure in busy cost perplexity; do
@@ -73,7 +73,7 @@ else
 fi
 [ -z "$(ls -A tmp)" ] || fail "checkpoints were left behind: $(ls tmp)"
 
-# WikiText where it is named, else the documentation; the run says which.
+# WikiText if it is named, else the documentation; the run says which.
 mkdir wiki docs
 for i in 1 2 3 4 5 6 7 8; do
     echo "The cat sat on the mat and looked at the dog, which slept in the sun all day. $i" >> wiki/a.txt

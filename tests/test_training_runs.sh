@@ -1,5 +1,6 @@
 #!/bin/sh
-# What the run store knows of trainings: names, threads, options, curves, comparisons, exports. Usage: test_training_runs.sh PATH-OF-CARRY
+# Trainings in the run store: names, threads, options, curves, comparisons, exports. Usage: test_training_runs.sh
+# PATH-OF-CARRY
 set -u
 carry=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -47,7 +48,7 @@ else
     echo "skipped: without python3 the options are not read from JSON"
 fi
 
-# Two trainings compared: the same seed has no difference, another one an interval around its own.
+# Two trainings compared: with the same seed there is no difference, with another one there is an interval.
 expect 0 "held-out loss" runs compare 1 3
 grep -q "loss  *[0-9.]*  *[0-9.]*  B - A +0.0000  +0.0000 to +0.0000  within noise" out || { fail "equal trainings differ"; cat out; }
 grep -q "tokens/s" out && grep -q "memory, most" out || fail "no speed or no memory is compared"
@@ -69,7 +70,7 @@ else
     echo "skipped: without gnuplot there are no plots"
 fi
 
-# --no-store holds when the run goes on.
+# --no-store also applies when the run continues.
 runs=$("$carry" runs list --json | wc -l)
 train --steps 4 --no-store --out quiet
 expect 0 "step 6/6" train --resume quiet --steps 6 --device cpu
@@ -77,14 +78,14 @@ expect 0 "step 6/6" train --resume quiet --steps 6 --device cpu
 expect 0 "step 8/8" train --resume quiet --steps 8 --device cpu --store other.db
 [ "$("$carry" runs list --json --store other.db | wc -l)" = 1 ] || fail "a store that is named is not used on resume"
 
-# A configuration that says where its text comes from: said when it is not there, and then it trains.
+# A configuration that says where its text comes from: reported if the text is missing; with the text it trains.
 printf 'data: text/here.txt\ndownload: put a text into text/here.txt\nvocab: 300\nlength: 16\nbatch: 2\nhidden: 32\nlayers: 1\nheads: 1\nhead-dim: 16\nsteps: 2\neval-every: 0\n' > text.yaml
 refused "there is no text/here.txt: put a text into text/here.txt" train --config text.yaml --out from-text --device cpu
 [ ! -e from-text ] || fail "a training without its text made a folder"
 mkdir text && seq -s ' words and ' 2000 > text/here.txt
 expect 0 "step 2/2" train --config text.yaml --out from-text --device cpu
 
-# Event files: read by this reader, which knows the format alone, and by TensorBoard's where it is there.
+# Event files: read by this reader, which knows only the format, and by TensorBoard's if it is installed.
 expect 0 "events.out.tfevents." runs export 1 last --tensorboard events
 event_file=$(head -n 1 out)
 refused "exists already" runs export 1 --tensorboard events

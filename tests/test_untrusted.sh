@@ -1,5 +1,5 @@
 #!/bin/sh
-# Texts and sizes from elsewhere: what terminals and spreadsheets would obey, sizes that overflow, the umask, a full disk.
+# Texts and sizes from untrusted sources: escape sequences and formulas, sizes that overflow, the umask, a full disk.
 # Usage: test_untrusted.sh PATH-OF-CARRY
 set -u
 carry=$(realpath "$1") || exit 2
@@ -44,10 +44,10 @@ for problem in block:bf16:h2:d9223372036854775807 block:bf16:h922337203685477580
     expect 2 "carry: " plan "$problem"
 done
 
-# Terms that cancel leave a small state with the rounding of large ones: that is right.
+# Terms that cancel leave a small state with the rounding errors of large ones: that is correct.
 expect 0 "0 wrong" check allscan:factors:f32:h1:k1:v1:p3
 
-# Files are for those whom the umask allows.
+# File permissions follow the umask.
 (umask 077 && "$carry" profile plan scan:diagonal:t8:n4 -o private.json.gz > out 2> err) || fail "profile: $(cat err)"
 [ "$(stat -c %a private.json.gz)" = 600 ] || fail "a trace under umask 077 has mode $(stat -c %a private.json.gz)"
 (umask 022 && "$carry" profile plan scan:diagonal:t8:n4 -o shared.json.gz > out 2> err) || fail "profile: $(cat err)"

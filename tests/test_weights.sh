@@ -25,7 +25,7 @@ step=run/step-4
 byte() {
     printf "\\$3" | dd of="$1" bs=1 seek="$2" conv=notrunc 2> /dev/null
 }
-# The last element of the file, whatever tensor it is of: the top byte of an f32 gets the largest exponent.
+# The last element of the file, in any tensor: the top byte of an f32 gets the largest exponent.
 size=$(wc -c < $step/model.safetensors)
 
 for verb in "eval $step book.txt" "generate $step -p the -n 4" "train --model $step --data book.txt --steps 1 --no-store --out more"; do
@@ -50,7 +50,7 @@ for verb in "eval $step book.txt" "generate $step -p the -n 4" "train --model $s
     mv kept $step
 done
 
-# A video model: its steps, and what a run leaves when it has ended.
+# A video model: its steps, and the final folder of a run.
 expect 0 "step 2/2" train dit --layers 1 --dim 24 --heads 2 --size 16 --batch 4 --chunks 2 --steps 2 --out video
 for model in video video/step-2; do
     weights=$model/model.safetensors
@@ -63,11 +63,11 @@ done
 rm video/config.json # a run that has not ended: its newest complete step
 expect 0 "" stream --model video --chunks 1 --size 16x16
 
-# Of a training's folder the newest step that is whole is taken, with a warning.
+# In a training's folder the newest intact step is used, with a warning.
 byte $step/model.safetensors $((size - 4)) 001
 expect 0 "step-4 is skipped" eval run book.txt
 
-# A configuration that asks for far more than the weights hold: refused within a limit on memory and at once.
+# A configuration that asks for far more than the weights hold: refused at once, within a limit on memory.
 cp -a run/step-2 large
 rm large/train.json
 sed -i 's/"intermediate_size": *[^,]*/"intermediate_size": 4000000/; s/"num_hidden_layers": *[0-9]*/"num_hidden_layers": 8/' large/config.json

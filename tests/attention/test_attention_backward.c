@@ -1,5 +1,5 @@
-/* Gradients of attention against float64, analytic and by differences; added where they are to be added, and the same
-   for any number of threads. */
+/* Gradients of attention against float64, analytic and by differences; accumulated if asked for, and the same for any
+   number of threads. */
 #include "attention_support.h"
 
 typedef struct problem {
@@ -74,8 +74,8 @@ static bool is_seen(const problem *p, int64_t row) {
 }
 
 /* Scores and dP are sums of D products below 1 and round to about 2^-20; P, dS and dQ inherit that. dK and dV are sums
-   over T queries, whose errors have either sign. mean = dO.O is made of the stored o, which has its type's rounding
-   2^-8 or 2^-11 in each of D terms; times D^-1/2 for the score that is that rounding again. */
+   over T queries, whose errors have either sign. mean = dO.O uses the stored o, which has its type's rounding of 2^-8
+   or 2^-11 in each of D terms; times D^-1/2 for the score, that is one such rounding again. */
 static double bound_of(const problem *p) {
     double stored = p->q.t.dtype == CARRY_F32 ? 0.0 : 2.0 * rounding(p->q.t.dtype);
     double scale = p->scale != 0.0f ? fabs((double)p->scale) * sqrt((double)p->q.t.shape[2]) : 1.0;
@@ -112,7 +112,7 @@ static void check(carry_ctx *ctx, problem *p) {
 }
 
 static const int64_t shapes[][4] = {
-    /* T, S, H, D; blocks are 128 queries and 128 keys, 16 heads or more are not cut */
+    /* T, S, H, D; blocks have 128 queries and 128 keys; 16 or more heads are not split */
     {1, 1, 1, 1},     {1, 2, 3, 5},     {2, 1, 2, 128},  {7, 127, 1, 64},  {13, 128, 3, 17}, {31, 129, 2, 33},
     {127, 130, 1, 8}, {128, 300, 1, 3}, {129, 67, 2, 9}, {5, 259, 1, 256}, {3, 40, 17, 6},
 };
@@ -190,7 +190,7 @@ static void test_gradients_are_the_same_for_any_number_of_threads(void **state) 
             carry_ctx *ctx = support_ctx(threads[c], NULL, NULL);
             placed *made[3] = {&p.dq, &p.dk, &p.dv};
             placed kept_before[2] = {p.dk, p.dv};
-            for (int i = 0; i < 2; i++) { /* each run adds to the same numbers */
+            for (int i = 0; i < 2; i++) { /* each run accumulates into the same numbers */
                 unsigned char *copy = keep(malloc(made[i + 1]->bytes));
                 memcpy(copy, made[i + 1]->memory, made[i + 1]->bytes);
                 made[i + 1]->t.data = copy + ((unsigned char *)made[i + 1]->t.data - made[i + 1]->memory);
@@ -216,7 +216,7 @@ static carry_tensor rows_from(const carry_tensor *t, int64_t first, int64_t coun
     return part;
 }
 
-/* dk and dv of two calls over other queries are those of one call over all, to rounding. */
+/* dk and dv accumulated over two calls with different queries equal those of one call with all queries, to rounding. */
 static void test_calls_over_parts_of_queries_add_up(void **state) {
     (void)state;
     problem p = some_problem(CARRY_F32, 50, 33, 1, 12, 2, 1);
@@ -254,7 +254,7 @@ static void test_nothing_seen_gives_no_gradient(void **state) {
     check(ctxs[1], &p);
 }
 
-/* A bias that all keys have changes no probability, however many digits of a score it would swallow. */
+/* A bias that all keys share changes no probability, even if it is so large that the scores lose their digits. */
 static void test_large_biases_keep_the_gradients(void **state) {
     (void)state;
     static const float biases[] = {-1e4f, -1e9f, -1e30f, 1e4f, 1e30f};
@@ -274,7 +274,7 @@ static void test_large_biases_keep_the_gradients(void **state) {
     }
 }
 
-/* One query that sees nothing finite: its lse is -infinity and the others' gradients are as they would be. */
+/* One query sees no finite score: its lse is -infinity, and the other queries' gradients are not affected. */
 static void test_a_query_with_lse_of_minus_infinity_gives_nothing(void **state) {
     (void)state;
     problem p = some_problem(CARRY_F32, 4, 9, 1, 6, 0, 0);

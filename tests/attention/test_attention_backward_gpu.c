@@ -37,7 +37,7 @@ static void *device_bytes(size_t bytes) {
     return data;
 }
 
-/* A tensor here and on the GPU, packed or with gaps between rows and heads that kernels can read. */
+/* A tensor on the host and on the GPU, packed or with gaps between rows and heads that kernels support. */
 typedef struct pair {
     placed here;
     carry_tensor there;
@@ -144,9 +144,9 @@ static void run(call *c) {
     fetch_all(c);
 }
 
-/* P, dS and o are rounded to 16 bits before they are multiplied, with errors that are independent: the norm of the
-   error is a few roundings of that of the result. One wrong key of hundreds is far more. Where the result is 0, as dq
-   of a query that sees one key, what f32 leaves is below 1e-4 an element. */
+/* P, dS and o are rounded to 16 bits before they are multiplied, with independent errors: the norm of the error is a
+   few roundings of that of the result. One wrong key of hundreds gives far more. Where the result is 0, as dq of a
+   query that sees one key, the remainder of f32 is below 1e-4 an element. */
 static void assert_norm_near(const char *what, const carry_tensor *got, const double *want, double added) {
     double error = 0.0, norm = 0.0, largest = 0.0, most = 0.0;
     const int64_t count = got->shape[0] * got->shape[1] * got->shape[2];
@@ -186,7 +186,7 @@ static void set_all(pair *p, float number) {
 
 static void gradients_match_float64(void **state) {
     (void)state;
-    /* T, S, H, HK: tiles are 64 or 128 queries, 32 to 128 keys */
+    /* T, S, H, HK; tiles have 64 or 128 queries and 32 to 128 keys */
     static const int64_t shapes[][4] = {{1, 1, 1, 1},     {63, 63, 2, 1},   {64, 64, 1, 1},   {65, 65, 3, 3},
                                         {128, 128, 2, 2}, {129, 129, 4, 2}, {33, 200, 2, 1},  {1, 300, 4, 1},
                                         {100, 513, 1, 1}, {257, 257, 6, 2}, {300, 300, 2, 2}, {640, 640, 2, 1}};
@@ -212,7 +212,7 @@ static void gradients_match_float64(void **state) {
     }
 }
 
-/* Documents that end inside tiles, an empty one, one of one row. */
+/* Documents that end inside tiles, an empty one, and one of one row. */
 static void documents_match_float64(void **state) {
     (void)state;
     static const int64_t starts[] = {0, 100, 164, 164, 165, 422, 550, 555};
@@ -279,8 +279,8 @@ static void repeated_runs_give_the_same_bits(void **state) {
     }
 }
 
-/* Rows of a result before `end` are as in `before`, up to the rounding of the type: the scale of a warp's sums may
-   depend on a row of another query. From there on each row is NaN somewhere. */
+/* Rows of a result before `end` equal those of `before`, up to the rounding of the type: the scale of a warp's sums may
+   depend on a row of another query. Every row from `end` on contains a NaN. */
 static void assert_contained(const char *what, const pair *result, const unsigned char *before, int64_t end) {
     const carry_tensor *t = &result->here.t;
     carry_tensor old = *t;
@@ -305,7 +305,7 @@ static void assert_contained(const char *what, const pair *result, const unsigne
     }
 }
 
-/* NaN in one row of k or v: o and dq before and after it. */
+/* Puts NaN into one row of k or v and checks the rows of o and dq before and after it. */
 static void spoil(const problem *p, int64_t row, bool in_keys) {
     call c = make(p);
     pair *const spoiled = in_keys ? &c.k : &c.v;

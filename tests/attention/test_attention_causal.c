@@ -1,5 +1,5 @@
-/* Causal attention with grouped heads and windows, forward and backward, against float64; and through a cache: the last
-   queries of a longer row see what they saw in it. On a GPU, where there is one, the same. */
+/* Causal attention with grouped heads and windows, forward and backward, against float64. Through a cache, the last
+   queries of a longer row see the same keys as in the whole row. The same on a GPU if there is one. */
 /* labels: gpu */
 #include <math.h>
 #include <stdlib.h>
@@ -89,7 +89,7 @@ static void run(carry_ctx *ctx, const problem *p) {
     free(workspace);
 }
 
-/* The tensor's memory on a device, filled; back: what the device has, into p, and freed. */
+/* Moves the tensor to memory of a device. take_back copies it into `to` and frees the device memory. */
 static void send(carry_ctx *ctx, carry_tensor *t, int device) {
     const size_t bytes = (size_t)carry_tensor_count(t) * carry_dtype_size(t->dtype);
     void *there;
@@ -177,7 +177,7 @@ static void causal_attention_on_a_gpu_equals_the_reference(void **unused) {
     check_all(1);
 }
 
-/* Numbers as bf16 has them, into their first half. */
+/* Rounds the numbers to bf16 and stores them in the first half of the memory. */
 static void round_bf16(float *numbers_in, int64_t count) {
     uint16_t *to = (uint16_t *)(void *)numbers_in;
     for (int64_t i = 0; i < count; i++) {
@@ -265,7 +265,7 @@ static void bf16_on_a_gpu_equals_the_reference(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Room for as many rows as a sequence gets, and more, which nobody may read: NaN. */
+/* The caches have more rows than any sequence. The rows that a step must not read are NaN. */
 static void check_step(carry_ctx *ctx, const int64_t size[6], int device) {
     enum { SEQUENCES = 3 };
     const int64_t H = size[2];
@@ -308,7 +308,7 @@ static void check_step(carry_ctx *ctx, const int64_t size[6], int device) {
             .causal = true,
             .window = size[5]};
         assert_ok(ctx, carry_attention_reference(ctx, wanted + b * H * D, NULL, &one));
-        for (int c = 0; c < 2; c++) { /* what the step itself has to put there */
+        for (int c = 0; c < 2; c++) { /* the rows that the step itself must write */
             uint16_t *to = (uint16_t *)(void *)(c == 0 ? p.k : p.v) + first + lengths[b] * row;
             memset(to, 0xff, (size_t)((room - lengths[b]) * row) * sizeof *to);
         }

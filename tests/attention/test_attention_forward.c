@@ -40,9 +40,9 @@ static void run(carry_ctx *ctx, const carry_attention_args *args) {
     assert_int_equal(workspace[bytes], 255);
 }
 
-/* A score is a sum of D products below 1, times D^-1/2: it rounds about 2^-24 sqrt(D) <= 2^-20 away; the exponential is
-   2^-22 away; o is a mean of numbers below 1, so both are its error too, twice for the sum it is divided by, and as
-   much again for sums over keys. */
+/* A score is a sum of D products below 1, times D^-1/2: it is off by about 2^-24 sqrt(D) <= 2^-20, and the exponential
+   by 2^-22. o is a mean of numbers below 1, so it has both errors, twice because of the sum it is divided by, and as
+   much again for the sums over keys. */
 #define BOUND 0x1p-18
 
 static void check(carry_ctx **contexts, int count, problem *p, int layout) {
@@ -71,7 +71,7 @@ static void check(carry_ctx **contexts, int count, problem *p, int layout) {
 }
 
 static const int64_t shapes[][4] = {
-    /* T, S, H, D; blocks are 256 queries, in parts of 64, and 64 keys; up to 4 queries go another way */
+    /* T, S, H, D; blocks have 256 queries, in parts of 64, and 64 keys; up to 4 queries take another path */
     {1, 1, 1, 1},    {1, 2, 3, 5},     {2, 1, 2, 128},  {7, 127, 1, 64},  {13, 63, 3, 17}, {31, 129, 2, 33},
     {63, 64, 1, 20}, {64, 65, 2, 7},   {65, 128, 1, 8}, {255, 130, 1, 8}, {256, 64, 1, 3}, {257, 67, 2, 9},
     {4, 131, 2, 48}, {5, 300, 1, 256}, {3, 65, 5, 255}, {513, 5, 1, 16},
@@ -121,8 +121,8 @@ static void test_attention_matches_float64_with_every_set_of_kernels(void **stat
     }
 }
 
-/* Tiles of bf16, emulated and where the processor has them: sizes around panels of 32 and blocks of 64 and 256, runs,
-   causal calls, any number of threads. */
+/* Tiles of bf16, emulated, and native if the processor has them: sizes around panels of 32 and blocks of 64 and 256,
+   runs, causal calls, any number of threads. */
 static void test_attention_by_tiles_matches_float64(void **state) {
     (void)state;
     const char *const names[] = {"amx-emulated", "amx"};
@@ -153,7 +153,7 @@ static void test_attention_by_tiles_matches_float64(void **state) {
     }
 }
 
-/* Known by hand, so that the reference is not its own judge: with q = 0 weights are those of the biases. */
+/* Results known by hand, so that the reference is checked, too: with q = 0 the weights follow from the biases. */
 static void test_biases_weigh_keys(void **state) {
     (void)state;
     float q[2] = {0}, k[6] = {1, 2, 3, 4, 5, 6}, v[6] = {1, 10, 2, 20, 4, 40}, o[2], lse[1];
@@ -175,7 +175,7 @@ static void test_biases_weigh_keys(void **state) {
     run(ctxs[0], &args);
     assert_float_equal(o[0], 7.0f / 3.0f, 1e-6);
     assert_float_equal(lse[0], logf(3.0f), 1e-6);
-    q[0] = 1.0f; /* one key: its value, and its score 0.5 3 + 2, less the bias */
+    q[0] = 1.0f; /* one key: o is its value, and lse its score 0.5 3 + 2 minus the bias */
     args.runs = 1;
     args.run = (const carry_key_run[]){{.first = 1, .count = 1, .bias = 2.0f}};
     args.scale = 0.5f;
@@ -220,8 +220,8 @@ static void test_nothing_seen_gives_zeros(void **state) {
     }
 }
 
-/* Scores of 10^9 and apart by 10^6 or more, all exact in f32: the largest takes all, on whichever side of a block it is
-   and whatever its sign. */
+/* Scores of about 10^9 that differ by 10^6 or more, all exact in f32: the largest gets all the weight, on either side
+   of a block's border and with either sign. */
 static void test_huge_scores_do_not_overflow(void **state) {
     (void)state;
     for (int sign = -1; sign <= 1; sign += 2) {
@@ -253,8 +253,7 @@ static void test_huge_scores_do_not_overflow(void **state) {
     }
 }
 
-/* Keys that hold -infinity weigh nothing, even when a whole block of them comes first; and NaN stays NaN, for its query
-   alone. */
+/* Keys with -infinity have no weight, even when a whole block of them comes first. A NaN affects its own query only. */
 static void test_infinities_and_nans_stay_where_they_belong(void **state) {
     (void)state;
     problem p = some_problem(CARRY_F32, 6, 150, 1, 5, 0, 0);
@@ -318,7 +317,7 @@ static void test_values_that_are_not_finite_reach_no_earlier_query(void **state)
     carry_ctx_free(tiles);
 }
 
-/* A bias that swallows every score: alone it changes nothing, beside others its keys count for nothing. */
+/* A bias larger than every score: as the only bias it changes nothing; beside other biases its keys have no weight. */
 static void test_huge_biases_do_not_overflow(void **state) {
     (void)state;
     problem p = some_problem(CARRY_F32, 11, 200, 2, 16, 0, 0);
@@ -408,7 +407,7 @@ static void test_wrong_calls_are_refused(void **state) {
     assert_ok(ctx, carry_attention(ctx, &good, w, bytes));
 }
 
-/* malloc gives no more than 16 bytes of alignment. */
+/* malloc guarantees no more than 16 bytes of alignment. */
 static void test_a_workspace_needs_the_alignment_of_malloc_only(void **state) {
     (void)state;
     problem p = some_problem(CARRY_F32, 6, 20, 2, 8, 0, 2);
@@ -425,7 +424,7 @@ static void test_a_workspace_needs_the_alignment_of_malloc_only(void **state) {
     }
 }
 
-/* A workspace is asked for before all tensors are there. */
+/* A workspace is queried before all tensors exist. */
 static void test_a_workspace_depends_on_q_and_k_alone(void **state) {
     (void)state;
     for (int type = 0; type < 3; type++) {

@@ -1,6 +1,6 @@
 /* Attention on a GPU against float64: sizes around every tile, layouts with gaps, runs that wrap and runs that are left
    out, more tiles than multiprocessors; the same bits in every run, and from a graph; wrong memory is refused by name.
-   What the fast kernels do not take is in test_attention_gpu_plain.c. Without a GPU all of it is skipped. */
+   Cases that the fast kernels do not support are in test_attention_gpu_plain.c. Without a GPU all of it is skipped. */
 /* labels: gpu */
 #include "attention_support.h"
 
@@ -18,7 +18,7 @@ static bool no_gpu(void) {
     return true;
 }
 
-/* Device memory that goes with the test. */
+/* Device memory that is freed with the test. */
 static void *held[64];
 static int held_count;
 
@@ -37,7 +37,7 @@ static void *device_bytes(size_t bytes) {
     return data;
 }
 
-/* As `place`, with strides that a GPU takes. 0: packed; 1: heads outermost; 2: rows and heads with gaps. */
+/* As `place`, with strides that a GPU supports. 0: packed; 1: heads outermost; 2: rows and heads with gaps. */
 enum { GPU_LAYOUTS = 3 };
 
 static placed place_for_gpu(int64_t rows, int64_t heads, int64_t dim, int layout) {
@@ -62,7 +62,7 @@ static void fill(const placed *p, int64_t from, int64_t count) {
 }
 
 typedef struct problem {
-    placed q, k, v, o; /* rows of k and v that no run has are NaN */
+    placed q, k, v, o; /* rows of k and v that are in no run are NaN */
     array lse;
     carry_key_run run[CARRY_MAX_KEY_RUNS];
     int runs;
@@ -115,7 +115,7 @@ static void fetch(problem *p) {
     }
 }
 
-/* Outputs and workspace are NaN before. */
+/* Fills outputs and workspace with NaN. */
 static void poison(problem *p) {
     assert_ok(ctxs[0], carry_device_fill(ctxs[0], p->there.o.data, GPU, 255, p->o.bytes, NULL));
     assert_ok(ctxs[0], carry_device_fill(ctxs[0], p->workspace, GPU, 255, p->bytes, NULL));
@@ -135,7 +135,8 @@ static carry_tensor one_head(const carry_tensor *t, int64_t head) {
     return one;
 }
 
-/* Probabilities are rounded to bf16, 2^-9 of each, before they weigh values below 1; what f32 loses is far less. */
+/* Probabilities are rounded to bf16, 2^-9 of each, before they are multiplied by values below 1. The error of f32 is
+   far smaller. */
 #define BOUND (0x1p-9 + 0x1p-14)
 
 static void compare(const problem *p, int64_t head) {
@@ -192,7 +193,7 @@ static void test_every_size_and_layout_matches_float64(void **state) {
     }
 }
 
-/* Whole tiles first, then those that are cut into pieces: more heads than multiprocessors, or many queries. */
+/* Whole tiles first, then tiles that are split: more heads than multiprocessors, or many queries. */
 static void test_more_tiles_than_multiprocessors(void **state) {
     (void)state;
     static const carry_key_run runs[] = {{.first = 250, .count = 50}, {.first = 0, .count = 200, .bias = -1.0f}};
@@ -262,13 +263,13 @@ static void test_nothing_seen_gives_zeros(void **state) {
     }
 }
 
-/* One bias is 10^30 below the other: its keys are as good as left out, and alone they are as if without a bias. */
+/* One bias is 10^30 below the other: its keys have no weight. As the only bias it changes nothing. */
 static void test_huge_biases_do_not_overflow(void **state) {
     (void)state;
     static const carry_key_run both[] = {{.first = 0, .count = 30, .bias = -1e30f}, {.first = 30, .count = 60}};
     problem p = make(10, 90, 2, 64, 0, both, 2);
     check(&p);
-    for (int i = 0; i < 4; i++) { /* lse is less the largest bias, and as exact as without one */
+    for (int i = 0; i < 4; i++) { /* the largest bias is subtracted from lse, which is as exact as without one */
         static const float biases[] = {-1e4f, -1e9f, -1e30f, 1e30f};
         const carry_key_run alone[] = {{.first = 0, .count = 30, .bias = biases[i]},
                                        {.first = 30, .count = 60, .bias = biases[i] - 2.0f}};

@@ -1,6 +1,6 @@
-/* The plain kernels of attention on a GPU, forward and backward, against float64: every type, D that the fast kernels
-   do not take, every layout (gaps, heads outermost, rows backwards) and every set of runs; dk and dv are added to in
-   the rows of the runs alone; the same bits twice. Without a GPU all of it is skipped. */
+/* The plain kernels of attention on a GPU, forward and backward, against float64: every type, values of D that the fast
+   kernels do not support, every layout (gaps, heads outermost, reversed rows) and every set of runs; dk and dv are
+   accumulated only in the rows of the runs; the same bits twice. Without a GPU all of it is skipped. */
 /* labels: gpu */
 #include "attention_support.h"
 
@@ -40,7 +40,7 @@ static void move(void *to, int to_device, const void *from, int from_device, siz
     assert_ok(ctxs[0], carry_stream_wait(ctxs[0], GPU, NULL));
 }
 
-/* The whole of its memory on the GPU, with the tensor at the same place of it. */
+/* Copies all of its memory to the GPU; the tensor is at the same offset there. */
 static carry_tensor send(const placed *p) {
     carry_tensor there = p->t;
     unsigned char *memory = device_bytes(p->bytes);
@@ -62,7 +62,7 @@ typedef struct shape {
 static const shape shapes[] = {{1, 1, 1, 1},     {3, 2, 2, 5},    {17, 40, 3, 6},   {33, 65, 2, 32}, {9, 130, 1, 48},
                                {40, 20, 2, 256}, {5, 33, 2, 257}, {300, 9, 2, 576}, {3, 70, 1, 640}};
 
-/* Scores of D terms below 1 times the scale, sums of S of them: 2^-24 for each, in two orders. */
+/* Scores are D terms below 1 times the scale, sums have S of them: 2^-24 for each, in two orders. */
 static double slack(const shape *s) {
     return 16.0 * (double)(s->D + s->S + 8) * 0x1p-24;
 }
@@ -135,7 +135,7 @@ static void compare(const call *c, const shape *s) {
     double *dq = keep(calloc(queries, sizeof *dq)), *dk = keep(calloc(keys, sizeof *dk));
     double *dv = keep(calloc(keys, sizeof *dv));
     const double bound = slack(s);
-    /* backward starts from an o of the type, and its gradients are sums over queries */
+    /* backward starts from an o rounded to the type, and its gradients are sums over queries */
     const double back = bound * (double)(s->T + 4) + 4.0 * rounding(c->q.t.dtype) * (double)(s->T + s->D);
     assert_ok(ctx, carry_attention_reference(ctx, o, lse, &c->here.forward));
     assert_ok(ctx, carry_attention_reference_backward(ctx, dq, dk, dv, &c->here));

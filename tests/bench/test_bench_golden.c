@@ -1,6 +1,6 @@
 /* Golden folders of tiny video autoencoders: any split of a stream and any part of the vectors is checked, a wrong
-   number shows, and what does not fit is refused. The vectors come of the codec itself: what it computes is tested
-   elsewhere. */
+   number shows, and files that do not fit are refused. The vectors are made by the codec itself, whose results are
+   tested elsewhere. */
 #include "tae_support.h"
 
 #include "bench/golden/golden.h"

@@ -1,5 +1,5 @@
-/* Golden folders of video transformers: those made elsewhere, where they lie beside the checkout; and made here from
-   the float64 reference, with a batch, a wrong number, and what does not fit. */
+/* Golden folders of video transformers: those made elsewhere, if they are beside the checkout, and those made here from
+   the float64 reference, with a batch, a wrong number, and files that do not fit. */
 #include "dit_support.h"
 
 #include <unistd.h>
@@ -80,7 +80,8 @@ static void note(void *user, const carry_golden_line *line) {
     assert_true(line->bound == 1e-5);
 }
 
-/* The case with a batch of so many, which may be left out of the shapes where it is 1; without tensor `left_out`. */
+/* Writes the case with a batch of `batch` videos; `bare` omits the batch dimension, which must be 1. Tensor `left_out`
+   is missing. */
 static carry_status golden(seen *s, int64_t batch, bool bare, int left_out) {
     const int64_t videos[] = {batch, 16, FRAMES, HEIGHT, WIDTH}, texts[] = {batch, TEXT, 7};
     carry_safetensors_item items[] = {

@@ -1,6 +1,5 @@
-/* The problem grammar: what it reads, in any order; and every kind of bad text, refused with an error message that
- * names it.
- */
+/* The problem grammar: accepted texts, in any order, and every kind of bad text, refused with an error message that
+   names it. */
 #include <ctype.h>
 
 #include "core/rng.h"
@@ -31,7 +30,7 @@ static void expect_refused(carry_ctx *ctx, const char *text, carry_status expect
                  carry_status_name(status), status == CARRY_OK ? "" : message);
     }
     for (const char *at = message; *at != '\0'; at++) {
-        assert_true(isprint((unsigned char)*at)); /* what was typed must not drive the terminal */
+        assert_true(isprint((unsigned char)*at)); /* messages must not contain control characters */
     }
 }
 
@@ -205,12 +204,12 @@ static void test_length_is_limited(void **state) {
     text[CARRY_PROBLEM_TEXT] = '\0';
     expect_refused(ctx, text, CARRY_ESIZE, "longer");
     text[CARRY_PROBLEM_TEXT - 1] = '\0';
-    expect_refused(ctx, text, CARRY_EFORMAT, "aaaa"); /* short enough, but no word is that long */
+    expect_refused(ctx, text, CARRY_EFORMAT, "aaaa"); /* short enough, but longer than any word may be */
     memset(text, 27, 300);
     text[300] = '\0';
-    expect_refused(ctx, text, CARRY_ESIZE, "longer"); /* too long to be read, and shown all the same */
+    expect_refused(ctx, text, CARRY_ESIZE, "longer"); /* too long to be parsed, and shown all the same */
     memset(text, 'a', 300);
-    /* The longest word, and one more. */
+    /* The longest word, and one letter more. */
     char problem_text[CARRY_PROBLEM_TEXT];
     carry_problem problem;
     (void)snprintf(problem_text, sizeof problem_text, "scan:%.*s", CARRY_PROBLEM_WORD - 1, text + 20);
@@ -256,7 +255,7 @@ static void test_what_nobody_asked_for_is_named(void **state) {
     assert_ok(ctx, carry_problem_finish(ctx, &problem, "it all"));
 }
 
-/* Asking for a thing in the wrong form does not count as asking. */
+/* Reading a value in the wrong form does not mark it as used. */
 static void test_asking_in_the_wrong_form_is_not_asking(void **state) {
     carry_ctx *ctx = *state;
     carry_problem problem;

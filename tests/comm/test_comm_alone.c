@@ -1,5 +1,4 @@
-/* One rank works while the others wait: for as long as it works, and not for longer than the deadline once it is
-   gone. */
+/* One rank works while the others wait: as long as it works, but no longer than the deadline once it is gone. */
 #include "comm_support.h"
 
 #include <stdatomic.h>
@@ -19,7 +18,7 @@ typedef struct scene {
     carry_status outcome;
     int root;
     bool never_comes;
-    atomic_int ended; /* ranks that were told */
+    atomic_int ended; /* ranks whose call returned */
     carry_status told[RANKS], seen[RANKS];
     double seconds[RANKS];
 } scene;

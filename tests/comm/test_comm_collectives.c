@@ -58,7 +58,7 @@ static double get(const void *at, int64_t i, carry_dtype type) {
                                : (double)((const int64_t *)at)[i];
 }
 
-/* Bit for bit the plain loop over the ranks, in their order: so the same every time as well. */
+/* Equals the plain loop over the ranks in their order, bit for bit, and is therefore the same every time. */
 static carry_status reduce_all(void *user, carry_comm *comm) {
     (void)user;
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
@@ -91,8 +91,9 @@ static carry_status reduce_all(void *user, carry_comm *comm) {
     return status;
 }
 
-/* Messages are others where all pieces together pass 32768 bytes: on either side the bits are those of the plain loop,
-   and the piece may lie in its place. Then again, for what one way leaves behind must not reach the other. */
+/* Collectives switch to another message pattern above 32768 bytes over all ranks. On either side of the limit the bits
+   equal those of the plain loop, also when a rank's piece is already in its place in `all`. Sizes on both sides
+   alternate, so that messages left over from one pattern would be noticed by the other. */
 static carry_status cross_over(void *user, carry_comm *comm) {
     (void)user;
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
@@ -171,7 +172,7 @@ static carry_status move_all(void *user, carry_comm *comm) {
     return CARRY_OK;
 }
 
-/* Odd and even ranks apart, in reverse; both parts and the whole work at once. */
+/* Splits odd and even ranks, in reverse order; both parts and the whole work at once. */
 static carry_status split(void *user, carry_comm *comm) {
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
     carry_comm *part, *none;
@@ -180,7 +181,7 @@ static carry_status split(void *user, carry_comm *comm) {
     EXPECT(comm, carry_comm_size(part) == members && carry_comm_rank(part) == members - 1 - rank / 2, "a part");
     carry_request early;
     int64_t ahead = 7, back = 0;
-    TRY(carry_isend(comm, &early, &ahead, 8, rank, 5)); /* not to be taken for the part's */
+    TRY(carry_isend(comm, &early, &ahead, 8, rank, 5)); /* must not be taken for a message of the part */
     carry_status status = ring(user, part);
     if (status == CARRY_OK) {
         status = move_all(user, part);
@@ -222,7 +223,8 @@ static void test_parts_work_beside_the_whole(void **state) {
     run_every_size(split, NULL);
 }
 
-/* All ranks are told the same times, which do not fall with the bytes; between and behind the sizes lies a line. */
+/* All ranks get the same times, and no time falls as the bytes grow. Between the measured sizes and above the largest
+   one, times are interpolated linearly. */
 static carry_status believe(void *user, carry_comm *comm) {
     (void)user;
     for (int i = CARRY_TIME_ALL_REDUCE; i <= CARRY_TIME_SEND_RECEIVE; i++) {

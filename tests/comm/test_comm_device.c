@@ -1,6 +1,6 @@
-/* Communicators over others that move memory of a device, "peer" and "staged": the same collectives and messages as
-   NCCL's, on 1 to 8 ranks that share the first GPU, or on CPU memory without a GPU, which takes the same
-   way; order, sizes that differ, deadlines, a rank that leaves, refusals. */
+/* Communicators that move memory of a device over another communicator, "peer" and "staged": the same collectives and
+   messages as NCCL's, on 1 to 8 ranks that share the first GPU, or, without a GPU, on CPU memory, which takes the same
+   path; order, sizes that differ, deadlines, a rank that leaves, refusals. */
 /* labels: gpu */
 #include "comm_buffers.h"
 
@@ -41,7 +41,7 @@ static void run_both(int ranks, carry_status (*function)(void *, carry_comm *), 
     if (is_under_mpi() && process_count() != ranks) {
         return;
     }
-    for (int i = is_under_mpi() && shared_device() == 0; i < 2; i++) { /* memory of the CPU has no IPC */
+    for (int i = is_under_mpi() && shared_device() == 0; i < 2; i++) { /* CPU memory has no IPC */
         char sentence[512];
         work w = {.kind = kinds[i], .device = shared_device()};
         const carry_status status = run_ranks(
@@ -147,7 +147,7 @@ static void test_failures_end_all_ranks_with_their_reason(void **state) {
     run_both(3, leaver, CARRY_EFORMAT, NULL);
 }
 
-/* Rank 1 wants more memory than there is. */
+/* Rank 1 asks for more memory than there is. */
 static carry_status one_wants_too_much(carry_comm *gpus, void *data, int rank) {
     void *more;
     return rank == 1 ? carry_device_alloc(carry_comm_ctx(gpus), &more, carry_comm_device(gpus), (size_t)1 << 50)
@@ -164,7 +164,7 @@ static carry_status by_nccl(void *user, carry_comm *comm) {
     return carry_comm_open_device(comm, &gpus, w->device, "nccl");
 }
 
-/* Rank 0 has the CPU for a device. */
+/* Rank 0 uses the CPU as its device. */
 static carry_status on_another(void *user, carry_comm *comm) {
     const work *w = user;
     carry_comm *gpus;
@@ -185,7 +185,7 @@ static void test_ranks_that_do_not_fit_a_gpu_are_refused(void **state) {
     }
 }
 
-/* First of all: what is exported stays so. */
+/* This test comes first: exported memory stays exported. */
 static carry_status by_what_fits(void *user, carry_comm *comm) {
     const bool *without = user;
     carry_comm *gpus;
@@ -202,7 +202,7 @@ static void test_processes_without_ipc_go_through_pinned_memory(void **state) {
     if (!is_under_mpi() || shared_device() == 0) {
         skip();
     }
-    for (int i = most <= 1025 ? 0 : 1; i < 2; i++) { /* the emulated GPU can be told to have none */
+    for (int i = most <= 1025 ? 0 : 1; i < 2; i++) { /* the emulated GPU can be run without IPC */
         bool without = i == 0;
         (void)(without ? setenv("CARRY_EMULATE_NO_IPC", "1", 1) : unsetenv("CARRY_EMULATE_NO_IPC"));
         if (run_ranks(1, &world, by_what_fits, &without, sentence) != CARRY_OK) {
@@ -211,13 +211,13 @@ static void test_processes_without_ipc_go_through_pinned_memory(void **state) {
     }
 }
 
-/* What ranks of this process were told, by rank: one that fails would also end the others, before they are asked. */
+/* The error message of each rank. A rank that returned its error would end the other ranks before they have theirs. */
 typedef struct asked {
     bool aware;
     char told[16][512];
 } asked;
 
-/* An MPI that is said to take memory of GPUs; on memory of the CPU, which every MPI takes, where there is no GPU. */
+/* Declares MPI to be CUDA-aware (CARRY_MPI_CUDA). Without a GPU the memory is the CPU's, which every MPI accepts. */
 static carry_status by_mpi(void *user, carry_comm *comm) {
     const work w = {.kind = "mpi-gpu", .device = shared_device()};
     asked *a = user;

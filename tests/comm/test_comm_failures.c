@@ -1,5 +1,5 @@
-/* Communicators when something is wrong: a rank that fails, does not come, or differs ends the others with an error
-   message and within the deadline. */
+/* Communicators after a failure: when a rank fails, does not arrive or differs, the others end with an error message
+   within the deadline. */
 #include "comm_support.h"
 
 #include <unistd.h>
@@ -14,7 +14,7 @@ typedef struct failing {
     double seconds[RANKS];
 } failing;
 
-/* A mixture of everything, in which one rank gives up at some point. */
+/* All operations in turn; one rank gives up at some point. */
 static carry_status mixture(const failing *f, carry_comm *comm) {
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
     float data[40] = {0};
@@ -54,7 +54,7 @@ static carry_status fail_somewhere(void *user, carry_comm *comm) {
 static void test_a_rank_that_fails_leaves_nobody_hanging(void **state) {
     (void)state;
     const carry_comm_options patient = {CARRY_INIT(carry_comm_options),
-                                        .deadline = 120}; /* far beyond what a loaded machine takes */
+                                        .deadline = 120}; /* far longer than a loaded machine needs */
     for (int seed = 0; seed < 50; seed++) {
         const int ranks = sizes[1 + seed % 5];
         failing f = {.seed = seed, .rank = (int)(draw(5, 0, (uint64_t)seed) % (unsigned)ranks)};
@@ -64,8 +64,8 @@ static void test_a_rank_that_fails_leaves_nobody_hanging(void **state) {
         }
         const double start = carry_seconds();
         assert_int_equal(run_ranks(ranks, &patient, fail_somewhere, &f, NULL), CARRY_ERANGE);
-        assert_true(carry_seconds() - start < patient.deadline / 2); /* told, not timed out */
-        for (int r = 0; r < ranks; r++) {                            /* the last steps may not need everybody */
+        assert_true(carry_seconds() - start < patient.deadline / 2); /* notified, not timed out */
+        for (int r = 0; r < ranks; r++) {                            /* the last steps may not involve all ranks */
             assert_true(f.seen[r] == (r == f.rank ? CARRY_ERANGE : CARRY_EPEER) ||
                         (f.at > 40 && f.seen[r] == CARRY_OK));
         }
@@ -75,8 +75,8 @@ static void test_a_rank_that_fails_leaves_nobody_hanging(void **state) {
 static carry_status come_late(void *user, carry_comm *comm) {
     failing *f = user;
     const int rank = carry_comm_rank(comm);
-    f->seen[rank] = CARRY_EPEER; /* another may have given up before this one is through the barrier */
-    TRY(carry_barrier(comm));    /* starting takes as long as it takes */
+    f->seen[rank] = CARRY_EPEER; /* another rank may have given up before this one has passed the barrier */
+    TRY(carry_barrier(comm));    /* the start has no time limit */
     TRY(carry_comm_set_deadline(comm, 0.3));
     const double start = carry_seconds();
     if (rank == f->rank) {
@@ -106,7 +106,7 @@ static void test_every_wait_ends_at_the_deadline(void **state) {
 
 static carry_status misfit(void *user, carry_comm *comm) {
     const int which = *(int *)user, rank = carry_comm_rank(comm), odd = rank == 1;
-    enum { LARGE = 10000 }; /* floats, where a reduction among three sends other messages than of 10 */
+    enum { LARGE = 10000 }; /* floats: for this size a reduction among three ranks uses other messages than for 10 */
     static _Thread_local float data[LARGE], out[LARGE * 3];
     size_t each[RANKS] = {4, odd ? 4 : 8, 4};
     switch (which) {
@@ -142,8 +142,8 @@ static void test_sizes_that_differ_are_refused(void **state) {
 
 enum { LETTERS = 8, ROUNDS = 2000 };
 
-/* Rank 0 announces messages of growing length and takes them back, while rank 1 asks for them: some of the first come,
-   in order, and never one in the place of another. In every second round rank 1 sends and rank 0 gives up receiving. */
+/* Rank 0 posts sends of growing length and withdraws them, while rank 1 receives: the first few arrive, in order, and
+   none arrives in the place of another. In every second round rank 1 sends and rank 0 withdraws its receives. */
 static carry_status take_back(void *user, carry_comm *comm) {
     (void)user;
     const int rank = carry_comm_rank(comm);
@@ -158,7 +158,7 @@ static carry_status take_back(void *user, carry_comm *comm) {
             TRY(sends ? carry_isend(comm, &requests[i], bytes[i], size, 1 - rank, 0)
                       : carry_irecv(comm, &requests[i], bytes[i], size, 1 - rank, 0));
         }
-        for (int i = LETTERS - 1; i >= 0 && rank == 1; i--) { /* those before one that is done were done before */
+        for (int i = LETTERS - 1; i >= 0 && rank == 1; i--) { /* if one is done, those before it were done earlier */
             TRY(carry_test(&requests[i], &done[i]));
             EXPECT(comm, i == LETTERS - 1 || done[i] || !done[i + 1], "%d without %d", i + 1, i);
             EXPECT(comm, !done[i] || bytes[i][i] == i + 1, "message %d holds %d", i, bytes[i][i]);
@@ -181,8 +181,8 @@ static void test_what_is_withdrawn_leaves_the_rest_in_order(void **state) {
 
 enum { CLOSE_CALLS = 1500 };
 
-/* Rank 0 gives up the first of several messages at its deadline, just when rank 1 comes for it, which gets that one or
-   none, and not the second in its place. */
+/* Rank 0 gives up the first of several messages at its deadline, just when rank 1 receives it. Rank 1 gets that message
+   or none, and never the second in its place. */
 static carry_status come_at_the_end(void *user, carry_comm *comm) {
     const int *round = user;
     const double deadline = 1e-3;
@@ -223,7 +223,7 @@ static carry_status nothing(void *user, carry_comm *comm) {
     return CARRY_OK;
 }
 
-/* Every rank opens with an agreement string of its own. */
+/* Each rank opens with a different agreement string. */
 static carry_status open_with_agreement(void *user, const carry_rank *self) {
     carry_ctx *const *ctxs = user;
     carry_comm *comm;
@@ -292,7 +292,7 @@ static void test_bad_arguments_are_refused(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* The same failures among processes, where each sees only its own end. */
+/* The same failures among processes, each of which sees only its own result. */
 static void test_processes_end_with_a_sentence(void **state) {
     (void)state;
     char sentence[512];
@@ -318,8 +318,7 @@ static void test_processes_go_on_with_another(void **state) {
     assert_int_equal(run_ranks(1, &world, ring, NULL, NULL), CARRY_OK);
 }
 
-/* Under mpirun: "wait SECONDS" is the program of which test_mpi.sh kills a rank; the ranks may take SECONDS to start.
- */
+/* Under mpirun, "wait SECONDS" is the program whose rank test_mpi.sh kills; the ranks may take SECONDS to start. */
 static carry_status wait_to_be_killed(void *user, carry_comm *comm) {
     (void)user;
     int64_t rounds = 0;

@@ -1,5 +1,5 @@
-/* The guard of calls into MPI, in child processes, without MPI: one that stays in a call is ended with a message; one
-   that was stopped in a call for longer than that, and leaves it when it goes on, is not. */
+/* The guard of calls into MPI, in child processes, without MPI: a process that stays in a call is ended with a message;
+   one that was stopped in a call for longer than that, and leaves it when it continues, is not. */
 #include "support.h"
 
 #include <signal.h>

@@ -1,5 +1,6 @@
-/* The communicator of GPUs: collectives and messages against plain loops, refusals, deadlines. One GPU has one rank,
-   which sends to itself; with more, every GPU has one, as threads. Skipped aloud where there is no GPU or no NCCL. */
+/* The communicator of GPUs: collectives and messages against plain loops, refusals, deadlines. With one GPU there is
+   one rank, which sends to itself; with more, each GPU has a rank, as a thread. Reported as skipped without a GPU or
+   NCCL. */
 /* labels: gpu */
 #include "comm_buffers.h"
 
@@ -72,7 +73,7 @@ static void test_what_cannot_be_is_refused(void **state) {
     assert_refused(ctx, CARRY_EUNSUPPORTED, "split", carry_comm_split(gpu, &part, 0, 0));
     assert_ok(ctx, carry_barrier(gpu)); /* the refusals broke nothing */
     const double start = carry_seconds();
-    assert_int_not_equal(carry_recv(gpu, there, 8, 0, 0), CARRY_OK); /* what nobody sends */
+    assert_int_not_equal(carry_recv(gpu, there, 8, 0, 0), CARRY_OK); /* no rank sends this message */
     assert_true(carry_seconds() - start < 60);
     print_message("a receive that nobody sends: %s\n", carry_ctx_error(ctx));
     assert_int_equal(carry_barrier(gpu), CARRY_EPEER);

@@ -1,4 +1,5 @@
-/* Ranks: all run, each with its number; barriers hold everybody; one that fails frees those who wait. */
+/* Ranks: all run, each with its number; a barrier waits for all ranks; a rank that fails releases the ranks that
+   wait. */
 #include "support.h"
 
 #include <stdatomic.h>
@@ -54,7 +55,7 @@ static void test_a_rank_that_fails_frees_the_others(void **state) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     for (int fails = 0; fails < 4; fails++) {
         shared s = {.fails = fails};
-        assert_int_equal(carry_ranks_run(ctx, 4, work, &s), CARRY_ERANGE); /* and not that a peer was missed */
+        assert_int_equal(carry_ranks_run(ctx, 4, work, &s), CARRY_ERANGE); /* and not the error of a missing peer */
         assert_int_equal(atomic_load(&s.freed), 3);
     }
     carry_ctx_free(ctx);

@@ -1,5 +1,5 @@
 /* All-reduces as work in a stream (comm/sums.h): the sums of ranks in their order, f32 and bf16, aligned and not,
-   launched and replayed; a rank that leaves or never comes; refusals. */
+   launched and replayed; a rank that leaves or never arrives; refusals. */
 /* labels: gpu */
 #include "comm_support.h"
 
@@ -17,7 +17,7 @@ static float number(int rank, int64_t i, int round) {
     return (float)(int)(draw(7, (uint64_t)(rank + 16 * round), (uint64_t)i) % 2001) / 500.0f - 2.0f;
 }
 
-/* In the order of ranks, rounded after each. */
+/* The sum in the order of ranks, rounded after each addition. */
 static float wanted_sum(int ranks, int64_t i, int round, carry_dtype type) {
     float sum = number(0, i, round);
     sum = type == CARRY_BF16 ? carry_f32_from_bf16(carry_bf16_from_f32(sum)) : sum;
@@ -70,7 +70,7 @@ static float host_value(const void *host, carry_dtype type, int64_t i) {
     return type == CARRY_BF16 ? carry_f32_from_bf16(((const uint16_t *)host)[i]) : ((const float *)host)[i];
 }
 
-/* graph NULL: enqueued one by one. */
+/* graph NULL: the work is enqueued without a graph. */
 static carry_status one_round(carry_comm *comm, const place *p, carry_graph *graph, char *data, int64_t count,
                               carry_dtype type, int round) {
     carry_ctx *ctx = carry_comm_ctx(comm);
@@ -158,7 +158,8 @@ static void test_sums_of_every_count_are_those_of_a_loop(void **state) {
     }
 }
 
-/* Rank 1 does not add. leaves: it closes, which ends the wait of rank 0; else rank 0 waits for its deadline. */
+/* Rank 1 does not add. With `leaves` it closes, which ends the wait of rank 0; otherwise rank 0 waits until its
+   deadline. */
 static carry_status one_is_missing(void *user, carry_comm *comm) {
     const bool leaves = *(const bool *)user;
     carry_ctx *ctx = carry_comm_ctx(comm);
@@ -167,7 +168,7 @@ static carry_status one_is_missing(void *user, carry_comm *comm) {
     carry_status status = CARRY_OK;
     if (carry_comm_rank(comm) == 0) {
         TRY(carry_sums_add(p.sums, p.memory, 64, CARRY_F32));
-        TRY(carry_sums_add(p.sums, p.memory, 64, CARRY_F32)); /* ends at once after the first */
+        TRY(carry_sums_add(p.sums, p.memory, 64, CARRY_F32)); /* ends at once after the first one failed */
         TRY(carry_stream_wait(ctx, 1, p.stream));
         status = carry_sums_check(p.sums);
         EXPECT(comm, status == CARRY_ETIMEOUT, "%d", (int)status);
@@ -178,7 +179,7 @@ static carry_status one_is_missing(void *user, carry_comm *comm) {
         return status;
     }
     char word = 0;
-    TRY(carry_comm_set_deadline(comm, 60)); /* of the message; the sums keep theirs */
+    TRY(carry_comm_set_deadline(comm, 60)); /* for the message; the sums keep their own deadline */
     TRY(carry_comm_rank(comm) == 0 ? carry_send(comm, &word, 1, 1, 3) : carry_recv(comm, &word, 1, 0, 3));
     close_place(comm, &p);
     return status;

@@ -1,4 +1,4 @@
-/* Contexts: options, the last error and its place, the log; and the list of statuses. */
+/* Contexts: options, the last error and its source position, the log; and the list of statuses. */
 #include <ctype.h>
 
 #include "core/context.h"
@@ -17,7 +17,7 @@ static void hear(void *user, carry_log_level level, const char *line) {
     (void)snprintf(h->last, sizeof h->last, "%s", line);
 }
 
-/* "core/context.c:53": a folder of src, a file of C, a line; nothing of the machine it was built on. */
+/* "core/context.c:53": a folder of src, a C file and a line, without paths of the machine that built it. */
 static void expect_place(const carry_ctx *ctx, const char *folder) {
     const char *place = carry_ctx_error_place(ctx);
     const char *colon = strrchr(place, ':');
@@ -204,7 +204,7 @@ static void test_every_status_has_its_name_and_text(void **state) {
         assert_string_equal(carry_status_name(all[i].status), all[i].name);
         assert_string_equal(carry_status_text(all[i].status), all[i].text);
     }
-    /* Numbers are ABI: the first and the last of this version. */
+    /* The numbers are part of the ABI: the first and the last of this version. */
     assert_int_equal(CARRY_OK, 0);
     assert_int_equal(CARRY_EINTERRUPTED, 17);
     static const int wrong[] = {-1, 18, 1000, INT32_MAX, INT32_MIN};

@@ -1,5 +1,5 @@
-/* Element types. The oracle is the list of all representable numbers, made by ldexp: a conversion must pick the nearest
-   of the two neighbours of a value, and of two equally near ones the even pattern. */
+/* Element types. The oracle is the list of all representable numbers, made by ldexp: a conversion must pick the nearer
+   of the two neighbours of a value, and the even pattern of two equally near ones. */
 #include <math.h>
 
 #include "core/rng.h"
@@ -11,7 +11,7 @@
 typedef struct small_type {
     int fraction_bits, lowest; /* 2^lowest is the smallest normal number */
     uint32_t infinity;         /* its pattern, one past the largest finite one */
-    double *numbers;           /* infinity + 1 of them; the last is where the next would be */
+    double *numbers;           /* infinity + 1 numbers; the last is where the next finite one would be */
 } small_type;
 
 static double f16_numbers[0x7c00 + 1];
@@ -51,8 +51,9 @@ static float float_of(uint32_t bits) {
     return value;
 }
 
-/* Not for NaN. The distances are exact: a float has 24 bits and shares the exponent of its neighbours, except near 0,
-   where one distance is so much larger than the other that rounding cannot exchange them. */
+/* The encoding nearest to a value that is not NaN. The distances are exact, because a float has 24 bits and shares the
+   exponent of its neighbours. Near 0 they are not, but there one distance is much larger than the other, and rounding
+   cannot change which is smaller. */
 static uint16_t nearest(const small_type *type, float value) {
     uint32_t sign = signbit(value) ? 0x8000u : 0u;
     double magnitude = fabs((double)value);
@@ -151,7 +152,7 @@ static void test_random_bits_round_to_nearest(void **state) {
     }
 }
 
-/* Random bits seldom fall into f16's range (exponents 2^-26 to 2^16 are 42 of 254): here all do. */
+/* Random bits seldom fall into f16's range (exponents 2^-26 to 2^16 are 42 of 254); these values all do. */
 static void test_random_values_in_f16_range_round_to_nearest(void **state) {
     (void)state;
     for (uint32_t i = 0; i < RANDOM_VALUES / 4; i++) {
@@ -197,7 +198,7 @@ static void test_known_boundaries(void **state) {
     assert_int_equal(carry_bf16_from_f32(-INFINITY), 0xff80);
     assert_int_equal(carry_bf16_from_f32(0x1.fefffep127f), 0x7f7f);
     assert_int_equal(carry_bf16_from_f32(0x1.ffp127f),
-                     0x7f80); /* a tie of the largest finite number and what follows */
+                     0x7f80); /* a tie of the largest finite number and the next one */
     assert_int_equal(carry_bf16_from_f32(-0x1.fffffep127f), 0xff80);
     assert_int_equal(carry_bf16_from_f32(0x1p-149f), 0x0000);
     assert_int_equal(carry_bf16_from_f32(0x1p-133f), 0x0001);
@@ -207,7 +208,7 @@ static void test_nan_stays_nan_with_sign_and_upper_payload(void **state) {
     (void)state;
     for (uint32_t i = 0; i < 100000; i++) {
         uint32_t random = carry_philox(3, 0, i).word[0];
-        /* Every place of a lone payload bit, then random payloads. */
+        /* A single payload bit at every position, then random payloads. */
         uint32_t payload = i < 23 ? 1u << i : random & 0x7fffffu;
         if (payload == 0) {
             continue;

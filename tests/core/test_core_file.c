@@ -1,4 +1,5 @@
-/* Small files: what is replaced is read back, what cannot be is refused at once, and nothing is left beside. */
+/* Small files: a replaced file reads back the same, bad paths and sizes are refused at once, and no temporary file is
+   left. */
 #include <dirent.h>
 #include <limits.h>
 #include <sys/stat.h>
@@ -97,7 +98,7 @@ static void expect_bytes(place *p, const char *path, const void *bytes, size_t l
     free(text);
 }
 
-/* Refused, with the path in the message and nothing to free. */
+/* Reading is refused, with the path in the message and nothing to free. */
 static void expect_unreadable(place *p, carry_status expected, const char *path, size_t limit) {
     char nothing;
     char *text = &nothing;
@@ -162,7 +163,7 @@ static void test_what_is_written_is_read(void **state) {
         assert_int_equal(entries(p->folder), 1);
         free(bytes);
     }
-    /* A shorter one replaces a longer one entirely. */
+    /* A shorter file replaces a longer one entirely. */
     assert_ok(p->ctx, carry_file_replace(p->ctx, path, "short", 5));
     expect_bytes(p, path, "short", 5);
     assert_int_equal(unlink(path), 0);
@@ -216,7 +217,7 @@ static void test_a_file_over_the_limit_is_refused(void **state) {
     expect_bytes(p, path, "123456789", 9); /* with a limit of 9 */
     expect_unreadable(p, CARRY_ESIZE, path, 8);
     expect_unreadable(p, CARRY_ESIZE, path, 0);
-    /* A file of 1 TiB that takes no room: refused by its size, not read. */
+    /* A sparse file of 1 TiB: refused by its size, not read. */
     assert_int_equal(truncate(path, (off_t)1 << 40), 0);
     expect_unreadable(p, CARRY_ESIZE, path, (size_t)1 << 20);
     assert_int_equal(unlink(path), 0);
@@ -225,13 +226,13 @@ static void test_a_file_over_the_limit_is_refused(void **state) {
 static void test_what_is_no_file_is_refused_without_waiting(void **state) {
     place *p = *state;
     char path[PATH_ROOM];
-    alarm(600); /* ends the test program if opening waits */
+    alarm(600); /* ends the test program if opening blocks */
     expect_unreadable(p, CARRY_ENOTFOUND, inside(p, path, "missing"), 100);
     expect_unreadable(p, CARRY_ENOTFOUND, inside(p, path, "missing/file"), 100);
     expect_unreadable(p, CARRY_EIO, p->folder, 100);
     expect_unreadable(p, CARRY_EIO, "/dev/zero", 100);
     inside(p, path, "fifo");
-    assert_int_equal(mkfifo(path, 0600), 0); /* nobody will ever write to it */
+    assert_int_equal(mkfifo(path, 0600), 0); /* it never has a writer */
     expect_unreadable(p, CARRY_EIO, path, 100);
     assert_int_equal(unlink(path), 0);
     inside(p, path, "loop");
@@ -247,7 +248,7 @@ static void expect_unwritable(place *p, carry_status expected, const char *path,
     assert_int_equal(entries(p->folder), entries_kept);
 }
 
-/* Refusals that hold for root too. */
+/* Refusals that also apply to root. */
 static void test_a_failed_replacement_leaves_nothing_beside(void **state) {
     place *p = *state;
     char path[PATH_ROOM];
@@ -264,7 +265,7 @@ static void test_a_failed_replacement_leaves_nothing_beside(void **state) {
     memset(endless, 'e', sizeof endless - 1);
     endless[sizeof endless - 1] = '\0';
     expect_unwritable(p, CARRY_ESIZE, endless, 1);
-    /* Here the file beside is written, and only the renaming fails. */
+    /* Here the temporary file is written, and only the renaming fails. */
     inside(p, path, "folder");
     assert_int_equal(mkdir(path, 0700), 0);
     expect_unwritable(p, CARRY_EIO, path, 2);

@@ -1,4 +1,4 @@
-/* Reading JSON: what is written is read; what is not JSON is refused, with its place. */
+/* Reading JSON: written JSON reads back the same; other texts are refused, with the position of the fault. */
 #include <math.h>
 
 #include "support.h"
@@ -196,7 +196,7 @@ static void what_is_written_is_read_back(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Commas and keys are the writer's; bytes that are not UTF-8 become U+FFFD, each. */
+/* The writer adds commas and keys; each byte that is not UTF-8 becomes U+FFFD. */
 static void objects_are_written_with_their_commas(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -1,4 +1,4 @@
-/* Sizes at their limits, and arenas: what counting says is what carving takes, for a block of any alignment. */
+/* Sizes at their limits, and arenas: counting gives the size that carving takes, for a block of any alignment. */
 #include "core/memory.h"
 #include "core/rng.h"
 #include "support.h"
@@ -90,7 +90,7 @@ static void test_products_of_shapes_stay_indexable(void **state) {
     expect_product((const int64_t[]){0, -1}, 2, 4, false, 0);
 }
 
-/* Random requests, with empty ones, single bytes and multiples of the alignment among them. */
+/* Random requests, among them empty ones, single bytes and multiples of the alignment. */
 static void make_pieces(piece pieces[PIECES], uint64_t seed) {
     static const size_t items[] = {1, 2, 4, 8, 12, 64, 100};
     for (uint64_t i = 0; i < PIECES; i++) {
@@ -105,7 +105,7 @@ static void take_all(carry_arena *arena, piece pieces[PIECES]) {
     }
 }
 
-/* Each piece is aligned, inside the block, and keeps what is written to it while the others are written. */
+/* Each piece is aligned, inside the block, and keeps its contents while the others are written. */
 static void expect_pieces_apart(const piece pieces[PIECES], const unsigned char *block, size_t total) {
     for (int i = 0; i < PIECES; i++) {
         size_t bytes = pieces[i].count * pieces[i].item;
@@ -139,7 +139,7 @@ static void test_counting_equals_carving_for_every_alignment(void **state) {
             assert_false(carved.overflowed);
             assert_true(carved.used == counted.used);
             expect_pieces_apart(pieces, room + offset, total);
-            for (size_t i = 0; i < CARRY_ALIGN; i++) { /* nothing before or behind the block is written */
+            for (size_t i = 0; i < CARRY_ALIGN; i++) { /* nothing before or after the block is written */
                 assert_true(i >= offset || room[i] == 0xee);
                 assert_int_equal(room[offset + total + i], 0xee);
             }
@@ -171,7 +171,7 @@ static void test_a_block_too_small_is_flagged(void **state) {
     assert_null(carry_arena_take(&arena, 1, 1));
     size_t total = UNTOUCHED;
     assert_false(carry_arena_total(&arena, &total));
-    /* Skipping to the first aligned address leaves no byte of a block that small. */
+    /* A block this small has no byte left after the skip to the first aligned address. */
     for (size_t size = 0; size < CARRY_ALIGN; size++) {
         arena = carry_arena_over(block + 1, size);
         assert_null(carry_arena_take(&arena, 1, 1));

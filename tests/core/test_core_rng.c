@@ -1,10 +1,10 @@
-/* Random numbers: the published answers of Philox 4x32-10, and that a value depends on seed, stream and index alone. */
+/* Random numbers: the published answers of Philox 4x32-10; a value depends only on seed, stream and index. */
 #include <math.h>
 
 #include "core/rng.h"
 #include "support.h"
 
-#define COUNT 100003 /* not a multiple of 4, and many times a piece of work of a thread */
+#define COUNT 100003 /* not a multiple of 4, and many times a thread's piece of work */
 
 static void expect_words(carry_words words, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
     assert_int_equal(words.word[0], w0);
@@ -70,7 +70,7 @@ static void test_a_shorter_tensor_is_the_start_of_a_longer_one(void **state) {
             float *part = poisoned((length + 1) * sizeof *part);
             assert_ok(ctx, fill(ctx, carry_view_1d(part, CARRY_F32, lengths[i]), 3, 4, normal != 0));
             assert_memory_equal(part, whole, length * sizeof *part);
-            assert_true(isnan(part[length])); /* nothing behind the end is written */
+            assert_true(isnan(part[length])); /* nothing after the end is written */
             free(part);
         }
         free(whole);
@@ -128,8 +128,8 @@ static void test_mean_and_variance_are_within_five_standard_errors(void **state)
     carry_ctx_free(ctx);
 }
 
-/* Values next to each other come from one counter: they must not be related either. The correlation of N independent
-   pairs has standard error 1 / sqrt(N). */
+/* Adjacent values come from one counter, and must not be correlated either. The correlation of N independent pairs has
+   standard error 1 / sqrt(N). */
 static void test_neighbours_are_not_correlated(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -163,7 +163,7 @@ static void test_uniform_values_keep_to_their_bounds(void **state) {
             least = values[j] < least ? values[j] : least;
             most = values[j] > most ? values[j] : most;
         }
-        /* With 10^5 values the ends are reached to within 10^-3 of the width, but for a chance of e^-100. */
+        /* With 10^5 values the ends are reached to within 10^-3 of the width, except with probability e^-100. */
         assert_true(least - low <= 1e-3f * (high - low) && high - most <= 1e-3f * (high - low));
     }
     free(values);
@@ -181,7 +181,7 @@ static int equal_values(const float *a, const float *b, int count) {
 static void test_seeds_and_streams_differ(void **state) {
     (void)state;
     enum { LENGTH = 4096, FILLS = 6 };
-    /* Differences in low and in high words of both, and the two exchanged. */
+    /* Differences in low and in high words of both, and the two swapped. */
     static const uint64_t pairs[FILLS][2] = {{1, 2}, {2, 1}, {1, 3}, {1, 2 + (1ull << 32)}, {1 + (1ull << 32), 2},
                                              {0, 0}};
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

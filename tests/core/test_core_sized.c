@@ -1,17 +1,17 @@
-/* Structs that begin with their size: programs compiled with the fields of an older or a newer version. */
+/* Structs that begin with their size: callers compiled with an older or a newer version of the struct. */
 #include "support.h"
 
 #include "carry/carry.h"
 #include "core/sized.h"
 
-/* carry_ctx_options as the first version had it, without the fields of the log. */
+/* carry_ctx_options of the first version, without the fields of the log. */
 typedef struct old_ctx_options {
     size_t size;
     int threads;
     const char *kernels;
 } old_ctx_options;
 
-/* As a later version may have it. */
+/* carry_ctx_options as a later version may define it. */
 typedef struct new_ctx_options {
     carry_ctx_options known;
     const char *unknown;
@@ -20,7 +20,7 @@ typedef struct new_ctx_options {
 typedef struct old_properties {
     size_t size;
     char name[96];
-    unsigned char behind[16]; /* not a field: must not be written */
+    unsigned char behind[16]; /* not part of the struct: must not be written */
 } old_properties;
 
 static carry_status make(const void *options) {
@@ -39,7 +39,7 @@ static void an_older_struct_has_zeros_behind(void **state) {
         old_ctx_options options;
         unsigned char behind[sizeof(carry_ctx_options)];
     } old = {.options = {CARRY_INIT(old_ctx_options), .threads = 3}};
-    memset(old.behind, 0xff, sizeof old.behind); /* a log sink here would be called */
+    memset(old.behind, 0xff, sizeof old.behind); /* a log sink read from here would be called */
     assert_int_equal(make(&old), CARRY_OK);
 }
 

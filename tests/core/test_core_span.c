@@ -1,5 +1,5 @@
-/* Spans: nothing without a recorder; sums and nesting with one; a full track says what it dropped; every thread on its
-   own track. */
+/* Spans: no effect without a recorder; sums and nesting with one; a full track counts the events that it dropped; every
+   thread has its own track. */
 #include "support.h"
 
 #include <pthread.h>
@@ -73,11 +73,11 @@ static void test_self_time_is_without_children_and_nesting_is_counted_once(void 
     assert_int_equal(in->calls, 3);
     assert_int_equal(rest->calls, 1);
     assert_true(in->self >= 3e-3 && in->self == in->total);
-    /* rest and everything in outer but inner: what is inside is taken off exactly. */
+    /* The self times of outer, rest and inner add up to outer's total: nested time is subtracted exactly. */
     double sum = out->self + rest->self + in->self;
     assert_true(sum > 0.999999 * out->total && sum < 1.000001 * out->total);
     assert_true(out->self >= 2e-3 && rest->total >= 1e-3 && rest->self < rest->total);
-    /* inner is inside another span of its category, always: the category's time is outer's alone. */
+    /* inner is always inside another span of its category, so the category's time is outer's alone. */
     assert_true(in->category == 0.0 && out->category == out->total && rest->category == rest->total);
     assert_true(in->flops == 30.0 && in->tokens == 9.0 && out->flops == 0.0);
     carry_ctx_free(ctx);
@@ -116,7 +116,7 @@ static void test_events_nest_and_say_where_they_are(void **state) {
     carry_recorder_free(recorder);
 }
 
-/* The sums go on when the events have no room, and what was dropped is counted. */
+/* Sums go on when there is no space for events, and dropped events are counted. */
 static void test_a_full_track_drops_and_counts(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -130,7 +130,7 @@ static void test_a_full_track_drops_and_counts(void **state) {
     const carry_track *track = carry_recorder_track(recorder, 0);
     assert_int_equal(track->limit, 64);
     assert_int_equal(track->count, 64);
-    assert_true(track->dropped >= 2000 - 64); /* samples of memory come on top */
+    assert_true(track->dropped >= 2000 - 64); /* samples of memory are dropped, too */
     assert_int_equal(sum_named(track, "a")->calls, 1000);
     assert_int_equal(sum_named(track, "b")->calls, 1000);
     carry_ctx_free(ctx);
@@ -173,7 +173,7 @@ static void give_out(carry_ctx *ctx) {
     carry_parallel(ctx, 400, 4, work_piece, ctx);
 }
 
-/* Every item is on exactly one track, and the pieces of workers bear the name of the span that gave them out. */
+/* Every item is on exactly one track, and the pieces of workers have the name of the span that started them. */
 static void test_threads_have_tracks_of_their_own(void **state) {
     (void)state;
     enum { THREADS = 4 };
@@ -221,7 +221,7 @@ static void *rank_main(void *argument) {
     return NULL;
 }
 
-/* Contexts of several threads share a recorder; a context that comes after another of its rank uses its tracks on. */
+/* Contexts of several threads share a recorder; a later context of the same rank continues its tracks. */
 static void test_ranks_share_a_recorder(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

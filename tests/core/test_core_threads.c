@@ -1,7 +1,6 @@
-/* The pool: every item exactly once, each worker index by one thread at a time, however many items, threads and tasks.
-
-   Tasks run on threads where an assertion cannot fail a test, so they count what is wrong and the test looks
-   afterwards. */
+/* The pool: every item runs exactly once, and each worker index is used by one thread at a time, for any number of
+   items, threads and tasks. Tasks run on threads where an assertion cannot fail a test, so they count errors and the
+   test checks the counts afterwards. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -95,7 +94,7 @@ static void test_counts_and_grains_below_one(void **state) {
     carry_parallel(ctx, INT64_MIN, 1, touch, &w);
     assert_int_equal(atomic_load(&w.pieces), 0);
     w.count = 100;
-    w.grain = 1; /* what a grain below 1 means */
+    w.grain = 1; /* a grain below 1 counts as 1 */
     w.threads = 3;
     carry_parallel(ctx, 100, 0, touch, &w);
     carry_parallel(ctx, 100, -5, touch, &w);
@@ -144,7 +143,7 @@ static void test_a_call_inside_a_task_runs_in_place(void **state) {
         carry_parallel(n.ctx, 200, 1, outer_task, &n);
         assert_int_equal(atomic_load(&n.inner_items), 200 * 50);
         assert_int_equal(atomic_load(&n.wrong_worker), 0);
-        /* A range that is not split at all leaves the pool free: then the inner one may be. */
+        /* A range that is not split leaves the pool free: then the inner range may be split. */
         assert_true(threads == 1 || atomic_load(&n.elsewhere) == 0);
         carry_ctx_free(n.ctx);
     }
@@ -158,7 +157,7 @@ static void add_range(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* The gap between two tasks is where threads join late, fall asleep or are woken. */
+/* Between two tasks, threads join late, fall asleep or are woken. */
 static void test_many_tiny_tasks_in_a_row(void **state) {
     (void)state;
     static const int threads[] = {2, 8};
@@ -174,7 +173,7 @@ static void test_many_tiny_tasks_in_a_row(void **state) {
     }
 }
 
-/* What plain memory a task writes, the caller reads without any lock of its own. */
+/* The caller reads the plain memory that a task wrote, without a lock of its own. */
 static void write_squares(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     int64_t *squares = argument;

@@ -1,10 +1,10 @@
-/* Deep gates: no method is worse than the recurrence, forward, backward and over ranks, whatever gates follow each
-   other; and a NaN of one token stays where the recurrence leaves it. */
+/* Deep gates: no method is worse than the recurrence, forward, backward and over ranks, for any order of gates; and a
+   NaN in one token reaches only the results that it reaches in the recurrence. */
 #include "delta_reference.h"
 
 static const float depths[] = {0.0f, -1e-3f, -1.0f, -50.0f, -1e3f, -1e6f, -INFINITY};
 
-/* Form 0: any of them. Others: one deep gate early in a chunk, and small ones behind it. */
+/* Form 0: gates of all depths. Other forms: a rare deep gate among shallow ones. */
 static void draw_gates(whole *w, uint64_t seed, int form) {
     for (int64_t i = 0; i < w->count[7]; i++) {
         uint32_t any = draw(seed, 11, (uint64_t)i);
@@ -24,7 +24,7 @@ static const carry_delta_problem problems[] = {
      .l2norm = true},
 };
 
-/* Ten times what the recurrence in f32 loses; where that is less than an ulp of the largest element, an ulp of it. */
+/* Allows ten times the error of the recurrence in f32, or ten times 2^-24 of the largest element if that is more. */
 static void expect_close(const recurrence *exact, const recurrence *plain, const whole *w, const char *what, int form) {
     for (int r = 0; r < REFERENCED; r++) {
         double allowed = 10.0 * fmax(error_of(exact, r, NULL, plain->to[r]), 0x1p-24);
@@ -60,7 +60,7 @@ static void no_method_is_worse_than_the_recurrence(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The same with a gate a key channel. */
+/* The same with a gate for each key channel. */
 static void key_gates_are_no_worse_either(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -107,7 +107,8 @@ static void ranks_are_no_worse_than_the_recurrence(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A gate that lets nothing through has no gradient: exactly 0, also of what the gate is made of. */
+/* A gate that lets nothing through has a gradient of exactly 0, and so have the inputs that the gate is computed
+   from. */
 static void gates_that_erase_have_no_gradient(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -130,7 +131,7 @@ static void gates_that_erase_have_no_gradient(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Bits of rows before token `at`, or behind it, are those without the NaN. */
+/* The rows before token `at`, or those after it, have the same bits as without the NaN. */
 static void expect_untouched(const whole *w, int result, int64_t at, bool before, const char *what) {
     const carry_delta_problem *p = &w->p;
     int64_t row = w->count[result] / (p->batch * p->tokens);
@@ -171,7 +172,7 @@ static void a_nan_reaches_no_earlier_token(void **unused) {
                 bool gradient = inputs[i].at == w.grad_o;
                 expect_untouched(&w, 0, gradient ? p.tokens : at, true, inputs[i].name);
                 expect_untouched(&w, 2, at, true, inputs[i].name); /* dq[t] depends on tokens up to t */
-                for (int r = 2; gradient && r < REFERENCED; r++) { /* what depends on do from t on */
+                for (int r = 2; gradient && r < REFERENCED; r++) { /* results that depend on `do` of tokens from t on */
                     if (r != 6) {
                         expect_untouched(&w, r, at, false, inputs[i].name);
                     }
@@ -186,9 +187,9 @@ static void a_nan_reaches_no_earlier_token(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The gradient of a state does not depend on v, and dg[t] is made of it and of S[t-1]. So a NaN in v[s] belongs in no
-   dv, in dq, dk and dbeta of tokens from s on, and in dg of tokens after s: dg of the others is what it was, but for
-   rounding, since chunk methods then sum in another order. */
+/* The gradient of a state does not depend on v, and dg[t] is computed from it and S[t-1]. So a NaN in v[s] may reach
+   dq, dk and dbeta of tokens from s on, dg of tokens after s, and no dv. The other dg equal those without the NaN
+   except for rounding, since chunk methods then sum in another order. */
 static void a_nan_of_v_reaches_no_earlier_gradient(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -232,8 +233,8 @@ static void a_nan_of_v_reaches_no_earlier_gradient(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Gates that are made inside: their parameters get sums over all tokens of dg, in which large terms cancel. 2e-5, or
-   ten times what the recurrence in f32 loses. */
+/* Gates computed inside the call: the gradients of their parameters are sums of dg over all tokens, in which large
+   terms cancel. Allows 2e-5, or ten times the error of the recurrence in f32. */
 static void parameters_of_the_gate_are_no_worse_either(void **unused) {
     (void)unused;
     static const struct {
@@ -281,8 +282,8 @@ static void parameters_of_the_gate_are_no_worse_either(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The largest error of a channel's sum over all tokens of dg [tokens, channels], in parts of the largest sum: the
-   gradient of a gate's bias. got or also. */
+/* The largest error of a channel's sum of dg [tokens, channels] over all tokens, as a fraction of the largest sum. Such
+   a sum is the gradient of a gate's bias. The values are in `got` or, if it is NULL, in `also`. */
 static double error_of_sums(const double *exact, const float *got, const double *also, int64_t tokens,
                             int64_t channels) {
     double off = 0.0, largest = 0.0;
@@ -299,8 +300,8 @@ static double error_of_sums(const double *exact, const float *got, const double 
     return off / largest;
 }
 
-/* Seven times what the recurrence in f32 loses; ten for the longest chunks, in which the two signs of a pair of tokens
-   come from two products of f32. */
+/* Allows seven times the error of the recurrence in f32, and ten times for the longest chunks, in which the two signs
+   of a pair of tokens come from two products of f32. */
 static void sums_of_key_gates_are_no_worse_either(void **unused) {
     (void)unused;
     static const struct {
@@ -350,8 +351,8 @@ static void sums_of_key_gates_are_no_worse_either(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Training and generation must not differ: what is kept for the backward pass changes no bit of the results, and
-   gradients are the same whether it was kept or is made again. */
+/* Training and generation must not differ: keeping memory for the backward pass changes no bit of the results, and
+   gradients are the same whether the memory was kept or is recomputed. */
 static void kept_memory_changes_no_bit(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);

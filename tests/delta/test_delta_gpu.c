@@ -58,7 +58,8 @@ static void options_inside_the_rule_equal_the_recurrence(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Empty sequences, one longer than a chunk by one; 1,500 of one token; 70,000, more than a grid's y or z may be. */
+/* Empty sequences, one longer than a chunk by one; 1,500 sequences of one token; 70,000, more than a grid's y or z
+   allows. */
 static void packed_sequences_do_not_leak(void **unused) {
     (void)unused;
     static const int64_t borders[] = {0, 0, 15, 100, 100, 165, 166, 300};
@@ -140,8 +141,8 @@ static void extreme_gates_and_betas_are_right(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Gates by key channel in bf16: lengths around a chunk and a block of 16, packed, channels whose gates are deep, and
-   what forward keeps for backward. */
+/* Gates by key channel in bf16: lengths around a chunk and a block of 16, packed, channels with deep gates, and the
+   memory that forward keeps for backward. */
 static void key_gates_are_right_in_chunks(void **unused) {
     (void)unused;
     static const int64_t borders[] = {0, 0, 15, 100, 100, 165, 166, 300};

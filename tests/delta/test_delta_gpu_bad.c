@@ -1,6 +1,6 @@
-/* A NaN or an infinity in one token reaches no token before it, by any method of the GPU: outputs there are as without
-   it, but for roundings (a chunk with one may be worked out otherwise). From that token on, what is NaN by the
-   recurrence is no number. Without a GPU all of it is skipped. */
+/* A NaN or an infinity in one token reaches no earlier token, by any method of the GPU: earlier outputs equal those
+   without it, except for rounding (a chunk with one may be computed differently). From that token on, results that are
+   NaN by the recurrence are not finite. Without a GPU all of it is skipped. */
 /* labels: gpu */
 #include "delta_gpu_support.h"
 
@@ -57,7 +57,7 @@ static void compare_with_clean(const data *d, const char *method, int which, int
     }
 }
 
-/* The method after the recurrence, with the same damage. */
+/* Runs the recurrence and then the method, with the same bad number. */
 static void check(carry_delta_problem p, const char *method) {
     static const int inputs[] = {Q, KEY, V, BETA, G};
     static const int64_t tokens[] = {0, 1, 37, 64, 127};

@@ -15,7 +15,7 @@ static bool is_written(const data *d, int which) {
            (which != DG || d->p.gate != CARRY_DELTA_NO_GATE);
 }
 
-/* One run in which the workspace and all results held NaN before. */
+/* One run with NaN in the workspace and in all results before. */
 static void run_once(const data *d, const device_plan *on) {
     const size_t most = on->forward > on->backward ? on->forward : on->backward;
     carry_delta_forward_args args = forward_args(d, d->there);

@@ -1,6 +1,6 @@
 /* The chunk kernels of Hopper GPUs against the token-by-token ones of the same GPU, at sizes where their launches
    differ: segments, rings of chunks, rounds of heads, packed sequences; other sizes of heads; betas of zero, deep
-   gates, keys that are alike. The same bits in every run. Without such a GPU all of it is skipped. */
+   gates, similar keys. The same bits in every run. Without such a GPU all of it is skipped. */
 /* labels: gpu */
 #include <math.h>
 
@@ -20,7 +20,7 @@ typedef struct problem {
     carry_ctx *ctx;
     carry_delta_problem p;
     carry_tensor t[ALL], cu_seqlens;
-    bool small_betas, deep_gates, alike; /* alike: keys that lie close together, and no gates */
+    bool small_betas, deep_gates, alike; /* alike: keys that are close together, and no gates */
 } problem;
 
 static bool no_chunks(void) {
@@ -113,7 +113,7 @@ static void make(problem *d) {
     }
 }
 
-/* Forward and backward by a method; everything written comes back. */
+/* Runs forward and backward by a method and copies all outputs to the host. */
 static void run(const problem *d, const char *method, void *out[ALL]) {
     carry_delta_plan *plan;
     void *workspace;
@@ -165,7 +165,7 @@ static void run(const problem *d, const char *method, void *out[ALL]) {
     carry_delta_plan_free(plan);
 }
 
-/* Root mean square of the difference against that of the values: some roundings to bf16 of what is multiplied, 2^-9
+/* The root mean square of the difference, relative to that of the values. Factors are rounded to bf16 a few times, 2^-9
    each; a wrong index gives 1. */
 static void compare(const problem *d, int which, void *got, void *wanted) {
     carry_tensor a = shape_of(d, which);
@@ -182,7 +182,7 @@ static void compare(const problem *d, int which, void *got, void *wanted) {
     }
     double most = which == DBETA || which == DG ? 2e-2 : which <= FINAL ? 5e-3 : 8e-3; /* that library's */
     most = d->alike ? most : 0x1p-6;
-    most = which == DA_LOG || which == DDT_BIAS ? 2.0 * most : most; /* sums of a few tokens, which cancel */
+    most = which == DA_LOG || which == DDT_BIAS ? 2.0 * most : most; /* sums over few tokens, which cancel */
     if (!(sqrt(error) <= most * sqrt(size))) {
         fail_msg("%s differs by %g of its size (%lld x %lld tokens, heads %lld/%lld, K %lld, V %lld, packed %lld)",
                  names[which], sqrt(error / size), (long long)d->p.batch, (long long)d->p.tokens, (long long)d->p.heads,
@@ -260,7 +260,7 @@ static void betas_of_zero_and_deep_gates(void **unused) {
         (problem){.p = {.batch = 1, .tokens = 500, .heads = 2, .value_heads = 4, .l2norm = true}, .deep_gates = true});
 }
 
-/* flash-linear-attention's own tolerances, on what it draws for its tests of chunk_delta_rule. */
+/* flash-linear-attention's tolerances, on inputs drawn as in its tests of chunk_delta_rule. */
 static void keys_that_are_alike(void **unused) {
     (void)unused;
     check((problem){.p = {.batch = 2, .tokens = 1024, .heads = 4, .value_heads = 4, .l2norm = true, .scale = 1.0f},
@@ -291,8 +291,8 @@ static void other_sizes(void **unused) {
     }
 }
 
-/* A chunk and a bit, for tools that take long (compute-sanitizer): one size of heads in each, a long walk in the last.
- */
+/* Slightly more than a chunk, for slow tools (compute-sanitizer): one size of heads in each, a long sequence in the
+   last. */
 static void short_walk(int64_t key, int64_t value, bool packed) {
     static int64_t borders[] = {0, 5, 75};
     carry_delta_problem p = {.batch = 1, .tokens = 75, .heads = 1, .value_heads = 2, .l2norm = true};
@@ -323,8 +323,8 @@ static void short_segments(void **unused) {
     check((problem){.p = {.batch = 1, .tokens = 1025, .heads = 1, .value_heads = 1}});
 }
 
-/* At most one and a half times q, k, v and do, where it is more than 32 MB: of any number of heads and sequences,
-   however short; value heads of 256 keys that share one short head of q have more. */
+/* The workspace is at most one and a half times the bytes of q, k, v and do, or at most 32 MB, for any number of heads
+   and sequences, however short. Value heads of 256 keys that share one short head of q need more. */
 static void workspace_is_bounded(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -1,5 +1,5 @@
-/* The other ways into the gated delta rule on a GPU: snapshots, ranges, single tokens; the same bits in repeated runs
-   and whatever the strides are; bad input is refused by name. Without a GPU all of it is skipped. */
+/* Other entry points of the gated delta rule on a GPU: snapshots, ranges, single tokens; the same bits in repeated runs
+   and for all strides; bad input is refused by name. Without a GPU all of it is skipped. */
 /* labels: gpu */
 #include "delta_gpu_support.h"
 
@@ -55,7 +55,7 @@ static void snapshots_are_those_of_the_cpu(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* M S + L of the initial state is the final one. */
+/* M S + L with the initial state S equals the final state. */
 static void a_range_is_its_pair(void **unused) {
     (void)unused;
     enum { K = 40, W = 24 };
@@ -113,8 +113,8 @@ static void a_range_is_its_pair(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* One token by carry_delta_step is one token of the recurrence, in place; and by a forward pass, which leaves the first
-   state as it is. */
+/* carry_delta_step equals one token of the recurrence, in place; so does a forward pass, which leaves the initial state
+   unchanged. */
 static void a_step_is_one_token(void **unused) {
     (void)unused;
     static const int64_t shapes[][5] = {{3, 2, 4, 128, 128}, {2, 1, 1, 33, 31}, {2, 1, 3, 256, 60},
@@ -168,7 +168,7 @@ static void a_step_is_one_token(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The same bits in every run; and with q, k and v as parts of one wider row. */
+/* The same bits in every run, and with q, k and v as parts of one wider row. */
 static void runs_and_strides_do_not_matter(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -271,7 +271,7 @@ static void bad_input_is_refused_by_name(void **unused) {
     args.k = d.here[KEY];
     assert_refused(ctx, CARRY_EDEVICE, "k is on device 0 and the problem is planned for device 1",
                    carry_delta_forward(on.plan, &args, on.workspace, on.forward));
-    args.k.device = GPU; /* it says so, and is not */
+    args.k.device = GPU; /* claims to be on the GPU and is not */
     assert_refused(ctx, CARRY_EDEVICE, "k", carry_delta_forward(on.plan, &args, on.workspace, on.forward));
     args = forward_args(&d, d.there);
     assert_refused(ctx, CARRY_EDEVICE, "the workspace",

@@ -1,6 +1,6 @@
-/* Gates by key channel (KDA) in bf16 and f16, the backward pass of every method of the GPU: gradients are those of the
-   CPU over sizes and options, deep gates and betas up to 2, with tensors that are not given, in rounds of sequences,
-   and the same bits whatever the strides. Without a GPU all of it is skipped. */
+/* Gates by key channel (KDA) in bf16 and f16, the backward pass of every method of the GPU: gradients equal those of
+   the CPU over sizes and options, deep gates and betas up to 2, with optional tensors left out, in rounds of sequences,
+   and have the same bits for all strides. Without a GPU all of it is skipped. */
 /* labels: gpu */
 #include "delta_gpu_support.h"
 
@@ -16,7 +16,7 @@ static carry_delta_problem problem_of(int64_t tokens, int64_t heads, int64_t val
                                  .l2norm = true};
 }
 
-/* With one value head a head, and with two; x in a page (V up to twice the keys) and beside it. */
+/* One value head for each head, and two; x inside a page (V up to twice the keys) and beside it. */
 static void sizes_and_options(void **unused) {
     (void)unused;
     static const int64_t sizes[][2] = {{128, 128}, {64, 64},  {16, 16}, {100, 200},
@@ -38,7 +38,7 @@ static void sizes_and_options(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Of all gates (but e^-20 is zero in f16), or of every seventh; betas of 0 and of 1.99. */
+/* All gates are deep (but e^-20 is zero in f16), or every seventh; betas of 0 and of 1.99. */
 static void deep_gates_and_betas(void **unused) {
     (void)unused;
     static const float deep[] = {0.0f, -20.0f, -1000.0f, -INFINITY, -3.0f};
@@ -63,7 +63,7 @@ static void deep_gates_and_betas(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* 290 sequences of no, one or two tokens: more chunks than have room at once; and longer ones among short ones. */
+/* 290 sequences of no, one or two tokens: more chunks than fit at once; and longer sequences among short ones. */
 static void packed_sequences(void **unused) {
     (void)unused;
     static int64_t borders[291];
@@ -82,7 +82,7 @@ static void packed_sequences(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* dfinal and dinitial are not given: the others are as with a dfinal of zeros. */
+/* Without dfinal and dinitial, the other gradients equal those with a dfinal of zeros. */
 static void what_is_not_given(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -112,7 +112,7 @@ static void what_is_not_given(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* q, k, v and their gradients as parts of wider rows, one of them not aligned: the same bits. */
+/* q, k, v and their gradients as parts of wider rows, one of them unaligned: the same bits. */
 static void strides_do_not_matter(void **unused) {
     (void)unused;
     static const int parts[] = {Q, KEY, V, DO, DQ, DK, DV};
@@ -125,7 +125,7 @@ static void strides_do_not_matter(void **unused) {
     static uint16_t here[TOKENS * WIDE];
     assert_ok(ctx, carry_device_alloc(ctx, &wide, GPU, sizeof here));
     for (int i = 0; i < 7; i++) {
-        int64_t at = i * 64 + (i == 1 ? 1 : i == 2 ? 2 : i > 2 ? 8 : 0); /* k and v begin at odd places */
+        int64_t at = i * 64 + (i == 1 ? 1 : i == 2 ? 2 : i > 2 ? 8 : 0); /* k and v begin at odd offsets */
         const uint16_t *from = d.here[parts[i]].data;
         for (int64_t j = 0; i < 4 && j < TOKENS * 64; j++) {
             here[j / 64 * WIDE + at + j % 64] = from[j];
@@ -162,7 +162,7 @@ static void strides_do_not_matter(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A chunk and a bit, for tools that take long (compute-sanitizer). */
+/* Slightly more than a chunk, for slow tools (compute-sanitizer). */
 static void short_keys(int64_t key, int64_t value, int64_t value_heads) {
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     data d = make(ctx, problem_of(75, 1, value_heads, key, value), NULL);
@@ -179,8 +179,8 @@ static void short_keys_of_64(void **unused) {
     short_keys(64, 40, 1);
 }
 
-/* At most one and a half times q, k, v, do and g (f32), where it is more than 32 MB: of heads that have one value head
-   each, and of any number of sequences. */
+/* The workspace is at most one and a half times the bytes of q, k, v, do and g (f32), or at most 32 MB, for heads with
+   one value head each and any number of sequences. */
 static void workspace_is_bounded(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -209,7 +209,8 @@ static void workspace_is_bounded(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Long enough for the walks of a Hopper GPU to go on in segments. Forward alone, with what it keeps and without. */
+/* Long enough that the kernels of a Hopper GPU work in segments. Forward only, with and without memory kept for
+   backward. */
 static void a_long_sequence_in_segments(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);

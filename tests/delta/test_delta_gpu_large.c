@@ -1,6 +1,6 @@
-/* Sizes that need 64-bit offsets and grids beyond 65,535 blocks, on a GPU: one long sequence gives what its two halves
-   give after each other, and many short packed ones give by every method what the plain one gives. Where there is less
-   than 60 GB of free memory (an emulated GPU) the same of small sizes; without a GPU all of it is skipped. */
+/* Sizes that need 64-bit offsets and grids beyond 65,535 blocks, on a GPU: one long sequence equals its two halves one
+   after the other, and many short packed ones give the same by every method as by the plain one. With less than 60 GB
+   of free memory (an emulated GPU) the same with small sizes; without a GPU all of it is skipped. */
 /* labels: gpu */
 #include <math.h>
 
@@ -33,7 +33,7 @@ static size_t bytes_of(const carry_tensor *t) {
     return (size_t)carry_tensor_count(t) * carry_dtype_size(t->dtype);
 }
 
-/* Random at first, then the same again and again. */
+/* Fills the start with random numbers and then repeats them. */
 static void fill(const data *d, carry_tensor *t, int which) {
     int64_t count = carry_tensor_count(t);
     int64_t some = count < 1 << 20 ? count : 1 << 20;
@@ -83,7 +83,7 @@ static void discard(data *d) {
     carry_device_free(d->ctx, GPU, d->end.data);
 }
 
-/* Forward over tokens [first, first + count); false: the method is not for it. */
+/* Runs forward over tokens [first, first + count); false if the method does not support the problem. */
 static bool forward(data *d, const char *method, int64_t first, int64_t count, const carry_tensor *from,
                     const carry_tensor *to) {
     carry_delta_problem p = d->p;
@@ -143,7 +143,8 @@ static void expect_close(const char *what, const char *method, void *a, void *b,
     assert_true(isfinite(largest));
     for (int64_t i = 0; i < count; i++) {
         double off = fabs(carry_tensor_at(&one, i) - carry_tensor_at(&other, i));
-        if (!(off <= 0x1p-5 * largest)) { /* of results in bf16 by different chunks; a wrong offset is off by all */
+        if (!(off <= 0x1p-5 * largest)) { /* results in bf16 from different chunks; a wrong offset gives a completely
+                                             different result */
             fail_msg("%s by %s: element %lld is %g and %g", what, method, (long long)i, carry_tensor_at(&one, i),
                      carry_tensor_at(&other, i));
         }
@@ -231,7 +232,7 @@ static void many_short_sequences_are_the_plain_methods(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A workspace that no GPU has is refused with how much was asked for. */
+/* A workspace larger than any GPU is refused with the requested size. */
 static void too_much_memory_is_refused_with_its_size(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -1,5 +1,5 @@
-/* A GPU older than sm_80 is refused with its name, what it is and what is needed, whatever method would have been
-   chosen. On an emulated GPU, which is then as old as it is told to be; elsewhere skipped. */
+/* A GPU older than sm_80 is refused with its name, its architecture and the one that is needed, for every method. Runs
+   on the emulated GPU, whose architecture can be set; skipped elsewhere. */
 /* labels: gpu */
 #include "support.h"
 

@@ -1,5 +1,5 @@
-/* The halo of a causal convolution: what a rank gets is what lies before its tokens in the whole, over as many ranks as
-   that takes; what it gives back is added where those tokens are. */
+/* The halo of a causal convolution: a rank gets the tokens before its own, from as many ranks as needed; the gradients
+   that it gives back are added to those tokens. */
 #include "comm_support.h"
 
 enum { MOST_TOKENS = 3 * RANKS, BATCH = 2, CHANNELS = 5, MOST_WINDOW = 4 };
@@ -10,7 +10,7 @@ typedef struct shared {
     carry_dtype dtype;
     float x[BATCH][MOST_TOKENS][CHANNELS];
     float dbefore[RANKS][BATCH][MOST_WINDOW][CHANNELS];
-    int fails; /* the rank that has other channels, or -1 */
+    int fails; /* the rank with another number of channels, or -1 */
 } shared;
 
 static void put(void *to, carry_dtype dtype, int64_t at, float value) {
@@ -35,7 +35,7 @@ static float rounded(carry_dtype dtype, float value) {
     return get(kept, dtype, 0);
 }
 
-/* What all ranks together give to token t, in their order. */
+/* The gradient that all ranks together give to token t, summed in the order of ranks. */
 static float given(const shared *s, int ranks, int owner, int64_t b, int64_t t, int c) {
     float sum = 0.0f;
     for (int r = owner + 1; r < ranks; r++) {
@@ -55,7 +55,7 @@ static carry_status exchange(void *user, carry_comm *comm) {
     float memory[BATCH * (MOST_TOKENS + 1) * CHANNELS];
     float before[BATCH * MOST_WINDOW * CHANNELS + 1];
     memset(before, 0xff, sizeof before);
-    /* A row of tokens more than there are: batches lie apart. */
+    /* The memory has one more row of tokens, so that there is a gap between batches. */
     carry_tensor x = carry_view_3d(memory, s->dtype, BATCH, n + 1, channels);
     x.shape[1] = n;
     for (int64_t i = 0; i < BATCH * (n + 1) * CHANNELS; i++) {
@@ -87,7 +87,7 @@ static carry_status exchange(void *user, carry_comm *comm) {
 
 static shared make(uint64_t seed, int ranks, int64_t window) {
     shared s = {.window = window, .dtype = (carry_dtype)(seed % 3), .fails = -1};
-    for (int r = 0; r < ranks; r++) { /* 0, 1, 2, 3 tokens; none at all for one seed */
+    for (int r = 0; r < ranks; r++) { /* each rank has 0 to 3 tokens; for one seed no rank has any */
         s.first[r + 1] = s.first[r] + (seed == 4 ? 0 : draw(seed, 0, (uint64_t)r) % 4);
     }
     float *numbers[] = {&s.x[0][0][0], &s.dbefore[0][0][0][0]};
@@ -129,7 +129,7 @@ typedef struct told {
     char message[RANKS][256];
 } told;
 
-/* Nobody fails as a rank, which would end the others in the middle of it. */
+/* Stores the status instead of returning it: a rank that fails would end the others in the middle of the call. */
 static carry_status refused(void *user, carry_comm *comm) {
     told *t = user;
     const int rank = carry_comm_rank(comm);

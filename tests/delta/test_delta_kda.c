@@ -1,5 +1,5 @@
-/* KDA, a gate a key channel: gradients equal float64 and finite differences, with and without what forward kept, of
-   packed sequences and over ranks. */
+/* KDA, with a gate for each key channel: gradients equal float64 and finite differences, with and without memory kept
+   by forward, for packed sequences and over ranks. */
 #include "delta_reference.h"
 
 static const int64_t borders[] = {0, 0, 15, 80, 81, 150};
@@ -22,7 +22,7 @@ static whole make_keys(carry_ctx *ctx, size_t i) {
     return w;
 }
 
-/* f32 sums of K + V + C terms through a solve, then sums over tokens: some ten times what is seen. */
+/* f32 sums of K + V + C terms through a solve, then sums over tokens: some ten times the observed error. */
 static void expect_exact(const recurrence *exact, const whole *w, const char *what, size_t problem) {
     for (int r = 0; r < REFERENCED; r++) {
         double off = error_of(exact, r, w->got[r], NULL);
@@ -81,7 +81,7 @@ static void gradients_equal_float64(void **unused) {
     }
 }
 
-/* L = <o, do> + <final, dfinal>, by carry_delta_reference in float64. */
+/* L = <o, do> + <final, dfinal>, with carry_delta_reference in float64. */
 static double loss(carry_ctx *ctx, const whole *w, double *o, double *final) {
     call c;
     make_call(&c, w, w->got, 0, w->p.tokens, NULL);
@@ -114,7 +114,7 @@ static void gradients_equal_finite_differences(void **unused) {
         int r = inputs[i].result;
         double largest = 0.0;
         for (int64_t j = 0; j < w.count[r]; j++) {
-            const double size = fabs((double)w.got[r][j]); /* by fmax gcc 12 for ARM dies at -O3 */
+            const double size = fabs((double)w.got[r][j]); /* with fmax, gcc 12 for ARM crashes at -O3 */
             largest = size > largest ? size : largest;
         }
         for (uint64_t n = 0; n < (uint64_t)support_cases(12, 2); n++) {

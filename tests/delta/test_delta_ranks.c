@@ -1,5 +1,5 @@
-/* The delta rule over ranks gives what one rank gives: for every number of ranks, wherever the tokens are cut, whatever
-   the sequences are; and ends with an error message where it cannot. */
+/* The delta rule over ranks equals that of one rank, for every number of ranks, every split of the tokens and all
+   sequences; and ends with an error message where it cannot work. */
 #include "delta_ranks_support.h"
 
 /* Some ranks without tokens, the others any number. */
@@ -75,7 +75,7 @@ static void every_number_of_ranks_equals_one(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Borders anywhere: empty sequences at the start, in the middle and at the end; cuts at borders and beside them. */
+/* Borders anywhere: empty sequences at the start, in the middle and at the end; splits at borders and beside them. */
 static void packed_rows_equal_one_rank(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -116,7 +116,7 @@ static void packed_rows_equal_one_rank(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Two ranks, cut at every token, also before the first and behind the last. */
+/* Two ranks, split at every token, also before the first and after the last. */
 static void a_cut_may_be_at_any_token(void **unused) {
     (void)unused;
     static const int64_t borders[] = {0, 5, 5, 17, 24};
@@ -152,7 +152,7 @@ static const carry_delta_problem small = {.batch = 1,
                                           .gate = CARRY_DELTA_HEAD_GATE,
                                           .l2norm = true};
 
-/* Threads cut columns, so that L's and M's meet inside a unit. */
+/* Threads split columns, so that the columns of L and M meet inside a unit of work. */
 static void threads_do_not_matter(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -169,7 +169,7 @@ static void threads_do_not_matter(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Nothing kept: token by token where that is the method, and M in the workspace. */
+/* Nothing is kept for backward: token by token where that is the method, and M in the workspace. */
 static void forward_alone_equals_one_rank(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -200,9 +200,9 @@ static void every_algorithm_equals_one_rank(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A number in bf16 is off by 2^-9 of itself. Four ranks hand the state on three times (and M S + L by other algorithms
-   as often), each time with such an error, which the states, being contracted by M, do not enlarge: 3 * 2^-9 of a
-   tensor's largest element, that is 6e-3; and it must be seen. */
+/* A number in bf16 is off by 2^-9 of itself. Four ranks pass the state on three times (other algorithms pass M S + L as
+   often), each time with such an error. M contracts the states and does not enlarge it: 3 * 2^-9 of a tensor's largest
+   element, that is 6e-3. The error must also be visible. */
 static void states_may_travel_in_bf16(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -241,7 +241,8 @@ static carry_status nothing_at_all(void *user, carry_comm *comm) {
 
 static void no_tokens_at_all_leave_the_states(void **unused) {
     (void)unused;
-    for (int ranks = 1; ranks <= 3 && !is_under_mpi(); ranks++) { /* threads see what one of them writes */
+    for (int ranks = 1; ranks <= 3 && !is_under_mpi();
+         ranks++) { /* threads share memory: all see what one of them writes */
         float states[24];
         for (int i = 0; i < 24; i++) {
             states[i] = (float)i + 1.0f;

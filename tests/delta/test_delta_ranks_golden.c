@@ -1,5 +1,5 @@
-/* The delta rule over ranks against vectors made elsewhere: every case on 2 and 3 ranks, and the shortest one cut in
-   two at every token. */
+/* The delta rule over ranks against golden vectors: every case on 2 and 3 ranks, and the shortest one split in two at
+   every token. */
 #include "delta_ranks_support.h"
 
 #include "file/safetensors.h"
@@ -53,7 +53,7 @@ static whole read_case(const char *name) {
     return w;
 }
 
-/* Relative RMS, with the bounds that one rank has (bench/golden/golden.c): 1e-5, and 1e-4 for gradients. */
+/* Relative RMS, with the bounds for one rank (bench/golden/golden.c): 1e-5, and 1e-4 for gradients. */
 static void compare_case(split *s, int ranks, const char *name) {
     static const char *const tensor[] = {"o", "final_state", "dq", "dk", "dv", "dbeta", "dinitial_state", "dg"};
     whole *w = s->w;

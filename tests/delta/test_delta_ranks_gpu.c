@@ -1,7 +1,7 @@
-/* The delta rule over ranks that share a GPU gives what one rank gives on the CPU: 1 to 8 ranks, packed and not, uneven
-   and empty parts, forward and backward, messages by "peer" and by "staged". Skipped where there is no GPU. f32, so
-   that what is compared is the rule and not its rounding: tolerances are those of ranks on the CPU, and the rounding of
-   another order of sums, which tolerance_of has from other chunks. */
+/* The delta rule over ranks that share a GPU equals that of one rank on the CPU: 1 to 8 ranks, packed and not, uneven
+   and empty parts, forward and backward, messages by "peer" and by "staged". Skipped without a GPU. In f32, so that the
+   test compares the rule and not its rounding: tolerances are those of ranks on the CPU, and the rounding of another
+   order of sums, which tolerance_of takes from other chunks. */
 /* labels: gpu */
 #include "delta_ranks_support.h"
 
@@ -11,7 +11,8 @@ static const char *const ways[] = {"peer", "staged"};
 
 enum { MOST = 8 };
 
-/* With backward, which keeps what a pass from the right state gives, and alone, where outputs are corrected. */
+/* With backward, for which a pass from the right initial state is kept, and forward only, where outputs are
+   corrected. */
 static void compare_both(split *s, int ranks, const char *what) {
     s->forward_only = false;
     compare_split(s, ranks, 1e-5, what);
@@ -57,7 +58,7 @@ static void ranks_that_share_a_gpu_equal_one(void **unused) {
             split s = {.w = &w, .no_initial = f == 1, .no_dfinal = f == 0, .way = ways[(size_t)ranks % 2]};
             cut_evenly(&s, ranks);
             compare_both(&s, ranks, "even parts");
-            for (int r = 1; r < ranks; r++) { /* one after the other is longer */
+            for (int r = 1; r < ranks; r++) { /* each part is longer than the one before */
                 s.cut[r] = w.p.tokens * r * r / (ranks * ranks);
             }
             compare_both(&s, ranks, "unequal parts");
@@ -106,10 +107,10 @@ static void packed_rows_on_a_gpu_equal_one_rank(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* On a Hopper GPU these sizes are for the method that makes pairs before outputs, by groups of heads (ranks_split.c);
+/* On a Hopper GPU these sizes use the method that computes pairs before outputs, by groups of heads (ranks_split.c);
    130 tokens are three chunks, 600 are enough for segments. bf16 rounds states, corrected values and outputs by 2^-9 of
-   themselves each, and the differences add up over a sequence: 2e-2 of the largest, as on one rank (test_delta_gpu.c).
- */
+   themselves each, and the differences add up over a sequence: 2e-2 of the largest, as on one rank
+   (test_delta_gpu.c). */
 static void ranks_in_bf16_equal_one(void **unused) {
     (void)unused;
     static const carry_delta_problem forms[] = {
@@ -171,7 +172,7 @@ static void every_algorithm_on_a_gpu_equals_one_rank(void **unused) {
         split s = {.w = &w, .options.all_scan_algorithm = carry_all_scan_name(a), .way = "peer"};
         cut_evenly(&s, 5);
         compare_split(&s, 5, 1e-5, carry_all_scan_name(a));
-        s.options.wire = CARRY_BF16; /* as on the CPU (test_delta_ranks.c): a rounding a hop */
+        s.options.wire = CARRY_BF16; /* as on the CPU (test_delta_ranks.c): one rounding a hop */
         compare_split(&s, 5, 5.0 / 512.0, "bf16 on the wire");
     }
     discard_whole(&w);

@@ -1,4 +1,5 @@
-/* The delta rule over ranks: what is refused, on which rank, with what message; and that nobody waits for ever. */
+/* The delta rule over ranks: which problems are refused, on which rank, with which message; and no rank waits for
+   ever. */
 #include "comm_support.h"
 
 enum { TOKENS = 6, HEADS = 2, K = 3, V = 2, SEQUENCES = 2, NUMBERS = TOKENS * HEADS * K };
@@ -6,7 +7,7 @@ enum { TOKENS = 6, HEADS = 2, K = 3, V = 2, SEQUENCES = 2, NUMBERS = TOKENS * HE
 static const carry_delta_problem good = {
     .batch = 1, .tokens = TOKENS, .heads = HEADS, .value_heads = HEADS, .key = K, .value = V};
 
-/* What one rank has otherwise than the others. */
+/* Problem and options of the rank that differs from the others. */
 typedef struct odd {
     int rank; /* RANKS: all of them */
     carry_delta_problem problem;
@@ -30,7 +31,7 @@ static void expect_refusal(odd o, carry_status status, const char *words) {
     char message[512];
     for (o.rank = 0; o.rank <= RANKS; o.rank += o.rank == 2 ? RANKS - 2 : 1) {
         carry_status got = run_ranks(3, &world, plan_only, &o, message);
-        /* Rank 0's message is its own refusal, or that of another one as told. */
+        /* Rank 0's message is its own refusal, or one that it received from another rank. */
         if ((got != status && got != CARRY_EARGUMENT) || strstr(message, words) == NULL) {
             fail_msg("rank %d: expected '%s', got %s: %s", o.rank, words, carry_status_name(got), message);
         }
@@ -78,7 +79,7 @@ static void ranks_that_differ_are_told_so(void **unused) {
 
 typedef struct fault {
     int64_t borders[SEQUENCES + 1], others[SEQUENCES + 1]; /* others: of rank 1 */
-    bool small, no_kept, leaves;                           /* leaves: rank 1, before its second call */
+    bool small, no_kept, leaves;                           /* leaves: rank 1 leaves before its second call */
     carry_status wanted, seen[RANKS];
     const char *words;
 } fault;
@@ -163,7 +164,7 @@ static void calls_are_refused_by_name(void **unused) {
                          .words = "kept is missing"});
 }
 
-/* A rank that gives up between two calls: those that need it end with its reason, well before their deadline. */
+/* A rank gives up between two calls: the ranks that need it end with its reason, long before their deadline. */
 static void a_rank_that_leaves_ends_the_others(void **unused) {
     (void)unused;
     fault f = {.borders = {0, 18, 18}, .others = {0, 18, 18}, .leaves = true};

@@ -1,5 +1,5 @@
-/* Steps with a ring: on the CPU, and on a GPU where there is one, tokens and states equal the float64 recurrence; a
-   copy of state and ring is a snapshot; what it does not take is refused by name. */
+/* Steps with a ring: on the CPU, and on a GPU if there is one, tokens and states equal the float64 recurrence; a copy
+   of state and ring is a snapshot; unsupported arguments are refused by name. */
 /* labels: gpu */
 #include <math.h>
 
@@ -8,7 +8,7 @@
 
 enum { Q, KEY, V, BETA, G, A_LOG, DT_BIAS, STATE, O, ALL };
 
-/* All tokens on the CPU and on the device; a step takes one of them. */
+/* All tokens on the CPU and on the device; a step uses one of them. */
 typedef struct decode {
     carry_ctx *ctx;
     carry_delta_problem p; /* of one step */
@@ -66,7 +66,7 @@ static decode open_decode(carry_ctx *ctx, carry_delta_problem p, int64_t tokens,
     d.ring_bytes = carry_delta_ring_bytes(d.plan, length);
     assert_ok(ctx, carry_device_alloc(ctx, &d.workspace, p.device, carry_delta_forward_workspace(d.plan)));
     assert_ok(ctx, carry_device_alloc(ctx, &d.ring, p.device, d.ring_bytes));
-    /* what is behind the counts is whatever it is */
+    /* the counts are zero, all bytes after them are arbitrary */
     assert_ok(ctx, carry_device_fill(ctx, d.ring, p.device, 0xff, d.ring_bytes, NULL));
     assert_ok(ctx, carry_device_fill(ctx, d.ring, p.device, 0, (size_t)(p.batch * p.value_heads) * 32, NULL));
     return d;
@@ -82,7 +82,7 @@ static void close_decode(decode *d) {
     carry_delta_plan_free(d->plan);
 }
 
-/* Token t of a tensor of all. */
+/* Token t of a tensor of all tokens. */
 static carry_tensor token_of(carry_tensor all, int64_t t) {
     all.data = (char *)all.data + t * all.stride[1] * (int64_t)carry_dtype_size(all.dtype);
     all.shape[1] = 1;
@@ -181,7 +181,7 @@ static void steps_equal_the_recurrence(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Back to a copy of state and ring, and on again: the same bits, wherever in the ring it was taken. */
+/* Restores a copy of state and ring and continues: the same bits, wherever in the ring it was taken. */
 static void a_copy_of_both_is_a_snapshot(void **unused) {
     (void)unused;
     enum { LENGTH = 4, TOKENS = 14 };

@@ -1,5 +1,5 @@
 /* The gated delta rule: every method equals the float64 recurrence for every option; calls may be split anywhere;
-   nothing depends on threads, on neighbours or on how inputs lie in memory; bad input is refused by name. */
+   nothing depends on threads, on neighbours or on the layout of inputs in memory; bad input is refused by name. */
 #include <math.h>
 
 #include "support.h"
@@ -76,8 +76,8 @@ static void discard(data *d) {
     }
 }
 
-/* f32 sums of at most K + C terms through a solve: 1e-5 of the largest is some ten times what is seen, and far below
-   any wrong index. */
+/* f32 sums of at most K + C terms through a solve: 1e-5 of the largest element is some ten times the observed error,
+   and far below the effect of a wrong index. */
 static void compare(const float *got, const double *wanted, int64_t count, double tolerance, const char *what) {
     double largest = 1e-30;
     for (int64_t i = 0; i < count; i++) {
@@ -266,8 +266,8 @@ static void extreme_gates_and_betas_stay_finite_and_right(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* One long call, any split into two calls with the state carried, and prefill followed by steps: bit for bit where the
-   split falls on a chunk, within rounding elsewhere. */
+/* One long call, any split into two calls with the state passed on, and prefill followed by steps: equal bit for bit if
+   the split is between chunks, within rounding elsewhere. */
 static void splits_and_steps_agree_with_one_call(void **unused) {
     (void)unused;
     enum { T = 70, HV = 2, K = 24, V = 20 };
@@ -325,7 +325,7 @@ static void splits_and_steps_agree_with_one_call(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Threads, neighbours in the batch, strides: bit for bit. */
+/* Threads, neighbours in the batch and strides change no bit. */
 static void results_depend_on_nothing_but_the_sequence(void **unused) {
     (void)unused;
     enum { B = 3, T = 50, H = 2, HV = 4, K = 20, V = 50, O = T * HV * V };
@@ -387,7 +387,7 @@ static void snapshots_are_the_states_on_the_way(void **unused) {
     for (int form = 0; form < 6; form++) {
         carry_delta_problem p = {.batch = 1,
                                  .tokens = T,
-                                 .heads = form % 4 == 2 ? HV / 2 : HV, /* two or four of them in turns */
+                                 .heads = form % 4 == 2 ? HV / 2 : HV, /* two or four of them take turns */
                                  .value_heads = HV,
                                  .key = K,
                                  .value = V,
@@ -432,7 +432,7 @@ static void snapshots_are_the_states_on_the_way(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* S -> M S + L over the whole range is what the forward pass does to the state. */
+/* S -> M S + L over the whole range equals the effect of the forward pass on the state. */
 static void a_range_is_its_pair(void **unused) {
     (void)unused;
     enum { T = 77, HV = 2, K = 18, V = 25 };

@@ -1,6 +1,6 @@
-/* Chunk products of bf16 problems by terms (delta/terms.h), with the emulated AMX entry and with the processor's where
-   it has one, against float64 and against the f32 path: for every chunk, gate and option; the same bits for every
-   number of threads; a NaN or an infinity reaches what it reaches in f32. */
+/* Chunk products of bf16 problems by terms (delta/terms.h), with emulated AMX and with the processor's AMX if it has
+   it, against float64 and against the f32 path: for every chunk, gate and option; the same bits for every number of
+   threads; a NaN or an infinity reaches the results that it reaches in f32. */
 #include <math.h>
 
 #include "support.h"
@@ -43,7 +43,7 @@ static carry_delta_set make_set(carry_ctx *ctx, const carry_delta_problem *p, co
     assert_ok(ctx, carry_delta_set_new(ctx, &s, p, true, 5, 0));
     carry_delta_set_gates(&s, gates);
     carry_tensor *rows[] = {&s.q, &s.k};
-    for (int i = 0; !p->l2norm && i < 2; i++) { /* as long as 1 by themselves */
+    for (int i = 0; !p->l2norm && i < 2; i++) { /* scales them to a length of about 1 */
         uint16_t *bits = rows[i]->data;
         for (int64_t j = 0; j < carry_tensor_count(rows[i]); j++) {
             bits[j] = carry_bf16_from_f32((float)carry_tensor_at(rows[i], j) / sqrtf((float)p->key));
@@ -91,9 +91,9 @@ static double largest_of(const float *x, int64_t count) {
     return largest;
 }
 
-/* Of the largest: results of 16 bits may round to the next number; the state and its gradient have f32's accuracy;
-   dbeta and dg are f32 sums of products of two terms, 2^-15 of their parts, which cancel. Not finite where `wanted` is
-   not. */
+/* Bounds relative to the largest element. 16-bit results may round to the next number; the state and its gradient have
+   f32's accuracy; dbeta and dg are f32 sums of products of two terms, 2^-15 of their parts, which cancel. A result must
+   not be finite where `wanted` is not. */
 static void expect_close(const results *got, const results *wanted, const char *what) {
     static const double allowed[RESULTS] = {0x1p-8, 4e-6, 0x1p-7, 0x1p-7, 0x1p-7, 2e-4, 2e-4, 1e-5};
     for (int r = 0; r < RESULTS; r++) {
@@ -192,7 +192,7 @@ static void check_problem(const carry_delta_problem *p, const char *gates, const
     results first = {0};
     for (int i = 0; i < RUNS && by_terms[i] != NULL; i++) {
         if (i == 1 && support_cases(0, 1) != 0) {
-            continue; /* three threads show as much as two */
+            continue; /* three threads cover what two do */
         }
         results got = run(by_terms[i], p, &s, method, i != support_cases(1, 2));
         if (i == 0) {
@@ -205,7 +205,7 @@ static void check_problem(const carry_delta_problem *p, const char *gates, const
         }
         if (spoil == NULL) {
             expect_same(&got, &first, what);
-        } else { /* columns beside a number that is not finite go by f32, and threads cut columns */
+        } else { /* columns beside a number that is not finite use f32, and threads split columns */
             expect_close(&got, &plain, what);
         }
         free_results(&got);
@@ -245,7 +245,7 @@ static void terms_have_the_accuracy_of_f32_for_every_chunk_gate_and_shape(void *
     }
 }
 
-/* The plan says what its products go through; other types, a key gate, small sizes and other kernels are f32's. */
+/* The plan names its kind of product; other types, a key gate, small sizes and other kernels use f32. */
 static void plans_name_the_products(void **unused) {
     (void)unused;
     const carry_delta_problem good = {.batch = 1,

@@ -1,6 +1,6 @@
-/* The workspace of backward on a GPU: at most 1.5 times q, k, v and do, or 32 MB. Counted for a GPU of 132
-   multiprocessors by the methods' own functions, which need none; and results are the same when a backward pass is done
-   in many rounds, on the GPU that is there. Skipped where this build has no kernels for GPUs. */
+/* The workspace of backward on a GPU: at most 1.5 times q, k, v and do, or 32 MB. Computed for a GPU of 132
+   multiprocessors by the methods' own functions, which do not need that GPU. Results are the same when a backward pass
+   runs in many rounds on the present GPU. Skipped where this build has no kernels for GPUs. */
 /* labels: gpu */
 #include "delta_gpu_support.h"
 
@@ -14,7 +14,7 @@ static double inputs_of(const carry_delta_problem *p) {
            (double)(p->heads * p->key + p->value_heads * p->value);
 }
 
-/* As plan_new makes it, for a GPU that need not be there. */
+/* The bytes that plan_new would compute, for a GPU that need not be present. */
 static double bytes_of_backward(const carry_delta_method *method, const carry_delta_problem *p) {
     carry_delta_plan plan = {.problem = *p, .method = method, .chunk = 64};
     plan.gpu.units = UNITS;
@@ -35,7 +35,7 @@ static const carry_delta_method *find(const char *name) {
 
 typedef struct tally {
     int shapes, above;
-    double worst; /* of those above: how many times the bound */
+    double worst; /* the largest ratio to the bound among those above it */
 } tally;
 
 static void count(tally *t, const carry_delta_method *method, const carry_delta_problem *p) {
@@ -51,7 +51,7 @@ static void count(tally *t, const carry_delta_method *method, const carry_delta_
     }
 }
 
-/* Every shape of a grid; sizes: K and V. */
+/* Counts every shape of a grid; sizes are pairs of K and V. */
 static tally count_all(const carry_delta_method *method, carry_dtype dtype, carry_delta_gate gate,
                        const int64_t (*sizes)[2], int size_count) {
     static const int64_t heads[] = {1, 2, 3, 4, 8, 16, 32}, groups[] = {1, 2, 4, 8, 16}, batches[] = {1, 2, 8, 32};
@@ -81,7 +81,8 @@ static tally count_all(const carry_delta_method *method, carry_dtype dtype, carr
     return t;
 }
 
-/* The least is what one head of q needs for 64 tokens, with all its value heads: below 32 MB up to 16 of 256 x 256. */
+/* The minimum is the need of one head of q for 64 tokens, with all its value heads: below 32 MB up to 16 of 256 x
+   256. */
 static void the_plain_methods_are_bounded(void **unused) {
     (void)unused;
     static const int64_t plain[][2] = {{128, 128}, {64, 64}, {256, 256}, {100, 60}, {32, 128}, {256, 16}};
@@ -94,8 +95,8 @@ static void the_plain_methods_are_bounded(void **unused) {
     assert_int_equal(count_all(find("tiles64"), CARRY_BF16, CARRY_DELTA_HEAD_GATE, small, 5).above, 0);
 }
 
-/* Heads of q are done apart, the value heads of one are not: few heads with many value heads and large states need
-   more, and the plan states it. The count is what it is today; it may fall. */
+/* Heads of q can run in separate rounds, the value heads of one head cannot: few heads with many value heads and large
+   states need more than the bound, and the plan states it. The expected count is today's; it may fall. */
 static void chunks_are_bounded_but_for_many_value_heads(void **unused) {
     (void)unused;
     static const int64_t sizes[][2] = {{128, 128}, {64, 64},  {256, 256}, {64, 128}, {128, 64},
@@ -105,7 +106,7 @@ static void chunks_are_bounded_but_for_many_value_heads(void **unused) {
 }
 
 /* Rounds of sequences, of heads and of pieces of tokens, and packed sequences in groups and alone: with less and less
-   room the results stay those of the CPU, and the workspace is as small as it was asked to be. */
+   memory the results stay those of the CPU, and the workspace is as small as requested. */
 static void many_rounds_give_the_same(void **unused) {
     (void)unused;
     static const int64_t borders[] = {0, 0, 15, 100, 100, 180, 181, 200};

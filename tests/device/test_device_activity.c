@@ -1,5 +1,5 @@
-/* The log of what GPUs did: names, sums, what is kept and what is dropped, time in which a GPU was busy; that the
-   absence of libcupti is said; and, where there is a GPU, that its work is told at the right time. */
+/* The log of GPU activity: names, sums, records that are kept and dropped, the time in which a GPU was busy. If
+   libcupti is missing, a message says so. On a GPU, its work is logged at the right time. */
 /* labels: gpu */
 #include "support.h"
 
@@ -10,7 +10,7 @@
 #include "device/backend.h"
 #include "device/gpu.h"
 
-/* In builds with CUDA; the table of devices brings it in. */
+/* In builds with CUDA, where the table of devices links it. */
 extern const carry_backend carry_backend_cuda __attribute__((weak));
 
 static const carry_activity_sum *sum_named(const carry_activity_log *log, const char *name) {
@@ -53,7 +53,7 @@ static void names_of_kernels_are_readable(void **unused) {
     }
 }
 
-/* What overlaps on a GPU counts once, what overlaps on two GPUs twice. */
+/* Records that overlap on one GPU count once; records that overlap on two GPUs count twice. */
 static void busy_time_is_what_at_least_one_record_covers(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -112,7 +112,7 @@ static void names_beyond_the_table_share_an_entry(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Before the test on a GPU: a library that was found once stays. */
+/* Runs before the test on a GPU: once found, the library stays loaded. */
 static void the_absence_of_libcupti_is_said(void **unused) {
     (void)unused;
     if (&carry_backend_cuda == NULL) {
@@ -144,7 +144,7 @@ static void nothing_is_recorded_without_a_gpu(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Copies and fills of a known size, then the kernels, in graphs too, by which rates are measured. */
+/* Copies and fills of a known size, then the kernels that measure rates, in graphs too. */
 static void work_on_device_1(carry_ctx *ctx) {
     enum { BYTES = 1 << 20, COPIES = 5 };
     static unsigned char here[BYTES];
@@ -189,7 +189,7 @@ static void work_on_a_gpu_is_told_at_the_right_time(void **unused) {
     assert_ok(ctx, carry_device_properties_of(ctx, &about, 1));
     const bool is_emulated = strstr(about.name, "emulated") != NULL; /* its rates are not measured: no such kernel */
     const size_t wanted = sizeof expected / sizeof expected[0] - is_emulated;
-    for (size_t i = 0; i < wanted; i++) { /* the last one is launched by a graph alone */
+    for (size_t i = 0; i < wanted; i++) { /* the last one is launched only by a graph */
         const carry_activity_sum *sum = sum_named(log, expected[i].name);
         if (sum == NULL || sum->calls < expected[i].calls) {
             fail_msg("%s: %lld times", expected[i].name, sum != NULL ? (long long)sum->calls : 0LL);
@@ -203,7 +203,7 @@ static void work_on_a_gpu_is_told_at_the_right_time(void **unused) {
         assert_true(a->kind != CARRY_ACTIVITY_COPY || a->bytes > 0);
     }
     int64_t count = log->count;
-    work_on_device_1(ctx); /* after the stop: nobody records */
+    work_on_device_1(ctx); /* after the stop, nothing is recorded */
     assert_int_equal(log->count, count);
     carry_activity_free(log);
     carry_ctx_free(ctx);

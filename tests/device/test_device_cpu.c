@@ -1,8 +1,8 @@
-/* The CPU as device 0: memory, copies, streams and events; and devices that are not there. */
+/* The CPU as device 0: memory, copies, streams and events; and missing devices. */
 #include "core/rng.h"
 #include "support.h"
 
-/* The address sanitizer ends the program at a size that malloc would refuse, unless it finds this and is told so. */
+/* The address sanitizer aborts at an allocation that malloc would refuse, unless this option is set. */
 __attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1";
@@ -124,7 +124,7 @@ static void test_fills_fill_and_no_more(void **state) {
     assert_ok(ctx, carry_device_fill(ctx, NULL, 0, 1, 0, NULL));
 }
 
-/* On the default stream, and on one of its own. */
+/* On the default stream, and on a separate one. */
 static void test_time_between_events_does_not_run_backwards(void **state) {
     carry_ctx *ctx = *state;
     carry_stream *own = NULL;

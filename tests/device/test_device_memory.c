@@ -1,6 +1,7 @@
 /* Every device: memory, copies both ways and within, fills, streams, events, graphs, pinned memory, pointers, refusals
-   that leave it usable. On a machine without a GPU only the CPU is tested, and the test says so. Other processes may
-   use the GPU at the same time: memory is judged by what this context holds, and rates only by what no GPU exceeds. */
+   that leave it usable. Without a GPU only the CPU is tested, and the test says so. Other processes may use the GPU at
+   the same time: memory is judged by what this context holds, and rates are compared only with values that no GPU
+   exceeds. */
 /* labels: gpu */
 #include <math.h>
 
@@ -63,8 +64,8 @@ static void every_device_keeps_what_it_is_given(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Pieces of many sizes are taken, filled, copied out and given back in one stream, and nobody waits in between; were a
-   piece handed out while the one before still used it, a copy would show the other's bytes. */
+/* Allocates, fills, copies out and frees pieces of many sizes in one stream, without waiting in between. If a piece
+   were handed out while the previous owner still used it, a copy would show the other's bytes. */
 static void memory_in_order_of_a_stream_is_not_shared(void **unused) {
     (void)unused;
     enum { ROUNDS = 60, LARGEST = 1 << 20 };
@@ -142,9 +143,9 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
             assert_refused(ctx, CARRY_EMEMORY, "1125899906842624",
                            carry_device_alloc_on(ctx, &data, device, (size_t)1 << 50, NULL));
             assert_null(data);
-            if (device > 0) { /* the CPU promises more than it has */
+            if (device > 0) { /* the CPU allows more than it has */
                 assert_refused(ctx, CARRY_EMEMORY, "are free", carry_device_alloc(ctx, &data, device, total + 1));
-                /* A driver's pool takes all that the card has towards such a request; none of it is in use. */
+                /* For such a request a driver's pool reserves all of the card's memory; none of it is in use. */
                 assert_true(carry_device_held(ctx, device) <= (size_t)64 << 20);
                 assert_refused(ctx, CARRY_EMEMORY, "are free",
                                carry_device_alloc_on(ctx, &data, device, total + 1, NULL));
@@ -157,14 +158,15 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
             carry_device_free(ctx, device, data);
             held = i < 4 ? carry_device_held(ctx, device) : held;
         }
-        /* 16 lost blocks would be 256 MiB. The driver keeps free blocks, and takes memory in pieces of its own size. */
+        /* 16 lost blocks would be 256 MiB. The driver keeps free blocks, and allocates memory in pieces of its own
+           size. */
         print_message("held after four rounds %zu, after twenty %zu\n", held, carry_device_held(ctx, device));
         assert_true(carry_device_held(ctx, device) <= held + ((size_t)64 << 20));
     }
     carry_ctx_free(ctx);
 }
 
-/* What a context holds grows by what it takes, whatever others take, and a new one holds nothing. */
+/* The bytes that a context holds grow by its own allocations only, and a new context holds none. */
 static void a_context_knows_what_it_holds(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -177,7 +179,7 @@ static void a_context_knows_what_it_holds(void **unused) {
         assert_int_equal(carry_device_held(ctx, device), 0);
         assert_ok(ctx, carry_device_alloc(ctx, &data, device, (size_t)64 << 20));
         const size_t held = carry_device_held(ctx, device);
-        assert_in_range(held, (size_t)64 << 20, (size_t)128 << 20); /* drivers take whole pieces of up to 32 MiB */
+        assert_in_range(held, (size_t)64 << 20, (size_t)128 << 20); /* drivers allocate pieces of up to 32 MiB */
         assert_ok(other, carry_device_alloc(other, &theirs, device, (size_t)64 << 20));
         assert_int_equal(carry_device_held(ctx, device), held);
         carry_device_free(other, device, theirs);
@@ -234,7 +236,7 @@ static void a_context_keeps_a_stream_per_device(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A recording runs nothing; each launch does it once more: b = a, a = 7. */
+/* Recording runs nothing; each launch runs the graph once: b = a, a = 7. */
 static void check_graph(carry_ctx *ctx, int device) {
     static unsigned char back[COUNT];
     void *a;

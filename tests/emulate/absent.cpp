@@ -1,4 +1,4 @@
-/* What an emulated GPU does not have: cuBLASLt, and the kernels that only Hopper GPUs run. */
+/* Parts that an emulated GPU lacks: cuBLASLt, and the kernels that only Hopper GPUs run. */
 #include "attention/kernels.cuh"
 #include "attention/backward.cuh"
 #include "delta/cuda/chunk/chunk.h"
@@ -31,7 +31,7 @@ carry_status carry_cuda_blaslt(carry_ctx *, const carry_device_product *, bool *
 
 }
 
-/* Measuring would tell of the CPU: these are of no machine, in the proportions of a GPU. */
+/* Measuring would measure the CPU. These are invented rates, in the proportions of a GPU. */
 extern "C" carry_status carry_cuda_measure(carry_ctx *, int, carry_gpu *gpu) {
     gpu->units = 4;
     gpu->shared_bytes = 227 << 10;

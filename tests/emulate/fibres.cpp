@@ -19,14 +19,14 @@ namespace {
 constexpr size_t STACK = 256 << 10;
 constexpr int MOST = 1024; /* threads of a block */
 constexpr size_t SHARED = 228 << 10;
-constexpr size_t GIVEN = 64; /* bytes that a lane gives at most */
+constexpr size_t GIVEN = 64; /* most bytes that a lane gives */
 
 enum state { READY, AT_WARP, AT_BLOCK, ENDED };
 
 struct fibre {
     thread me;
     state is;
-    unsigned mask, present; /* lanes waited for; those that came */
+    unsigned mask, present; /* lanes to wait for; lanes that have arrived */
     const void *given;
     size_t given_bytes;
     bool value; /* at the block's barrier */
@@ -41,11 +41,11 @@ jmp_buf scheduler;
 ucontext_t home;
 const std::function<void()> *kernel;
 int threads;
-bool any; /* of the values at the last barrier */
+bool any; /* true if any value at the last barrier was */
 struct given {
     alignas(8) char bytes[GIVEN];
 };
-given snapshot[MOST / 32][32]; /* what the lanes of each warp gave at its last instruction */
+given snapshot[MOST / 32][32]; /* values that the lanes of each warp gave at its last instruction */
 alignas(1024) char shared_memory[SHARED];
 
 void body() {
@@ -97,7 +97,7 @@ int lanes_of(int warp) {
     return threads - 32 * warp < 32 ? threads - 32 * warp : 32;
 }
 
-/* Lanes that wait and whose whole mask, as far as it exists and has not ended, waits too. */
+/* Releases each waiting lane if all other lanes of its mask wait, too, or have ended or do not exist. */
 bool release_warp(int warp) {
     fibre *f = fibres + 32 * warp;
     const int lanes = lanes_of(warp);
@@ -144,7 +144,7 @@ void run_warp(int warp) {
     abort();
 }
 
-/* True when the block is done. */
+/* Releases the threads at the barrier; true if all threads have ended. */
 bool release_block(const char *name) {
     int at_barrier = 0, ended = 0;
     any = false;
@@ -162,7 +162,7 @@ bool release_block(const char *name) {
     return ended == threads;
 }
 
-/* Waits with the others of the mask; what they gave is then in the snapshot. */
+/* Waits for the other lanes of the mask; their values are then in the snapshot. */
 void give(unsigned mask, const void *data, size_t bytes) {
     current->mask = mask;
     current->given = data;
@@ -183,7 +183,7 @@ void run_block(const config &c, const char *name, const std::function<void()> &r
     }
     kernel = &run;
     threads = (int)(c.block.x * c.block.y * c.block.z);
-    memset(shared_memory, 0xff, c.shared < SHARED ? c.shared : SHARED); /* NaN: nothing may be believed to be there */
+    memset(shared_memory, 0xff, c.shared < SHARED ? c.shared : SHARED); /* NaN: kernels must not assume any contents */
     int i = 0;
     for (unsigned z = 0; z < c.block.z; z++) {
         for (unsigned y = 0; y < c.block.y; y++) {
@@ -279,7 +279,8 @@ struct operands {
     unsigned a[4], b[2];
 };
 
-/* d = a b + c: a lane has rows lane / 4 and 8 more, columns 2 (lane % 4) and the next. EACH elements a register. */
+/* d = a b + c. A lane has rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next one. A register has EACH
+   elements. */
 template <int EACH, typename Widen>
 void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4], Widen widen) {
     operands mine;

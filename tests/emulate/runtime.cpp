@@ -39,25 +39,25 @@ struct emulated_event {
     double seconds;
 };
 struct emulated_pool {
-    size_t held; /* bytes in use; what is freed is not kept */
-    size_t kept; /* that were taken towards a request which failed, as on an H200: the whole card */
+    size_t held; /* bytes in use; freed memory is not kept */
+    size_t kept; /* bytes reserved for a request that failed, as on an H200: the whole card */
 };
 
 namespace {
 
 constexpr size_t RANGE = (size_t)8 << 30, TOTAL = (size_t)4 << 30, ALIGN = 512;
-constexpr int UNITS = 4; /* so that work is split; they work one after another */
+constexpr int UNITS = 4; /* several, so that work is split; they run one after another */
 
 std::recursive_mutex lock;
 char *range;
-int range_file = -1; /* its memory, which other processes map to read from it (IPC) */
+int range_file = -1; /* the file behind the range, which other processes map to read from it (IPC) */
 size_t high; /* bytes of the range that were ever used */
 size_t used;
 int opened;
 std::map<size_t, size_t> pieces; /* offset to bytes */
-std::map<size_t, emulated_pool *> owners; /* of pieces that are from a pool */
+std::map<size_t, emulated_pool *> owners; /* the pool of each piece that is from one */
 carry_activity_log *filled; /* NULL: nothing is recorded */
-std::map<char *, size_t> opened_pieces; /* of other processes, mapped for reading: address to bytes */
+std::map<char *, size_t> opened_pieces; /* pieces of other processes, mapped for reading: address to bytes */
 thread_local cudaError_t last_error;
 
 cudaError_t keep(cudaError_t error) {
@@ -65,7 +65,7 @@ cudaError_t keep(cudaError_t error) {
     return error;
 }
 
-/* Device memory may be touched while one of these lives. */
+/* Device memory may be touched while an object of this type exists. */
 struct touching {
     std::lock_guard<std::recursive_mutex> held;
     touching() : held(lock) {
@@ -95,7 +95,7 @@ double now() {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Work that a profile sees; it runs while device memory may be touched, so that the lock is held. */
+/* Wraps work so that a profile sees it. The work runs while device memory may be touched, so the lock is held. */
 std::function<void()> watched(carry_activity about, const char *name, std::function<void()> work) {
     return [=] {
         const double start = now();
@@ -131,7 +131,7 @@ bool host_is_managed() {
     return text != NULL && atoi(text) != 0;
 }
 
-/* The piece must be whole inside one allocation. */
+/* True if the whole piece is inside one allocation. */
 bool is_inside(const void *pointer, size_t bytes) {
     if (!is_device(pointer)) {
         return true;
@@ -144,9 +144,9 @@ bool is_inside(const void *pointer, size_t bytes) {
 
 } // namespace
 
-static std::atomic<long> launches_left{0}; /* until memory runs out; 0: it does not */
+static std::atomic<long> launches_left{0}; /* launches until memory runs out; 0: it does not run out */
 
-/* For tests: the n-th launch from here on finds no memory, once, as on a GPU that others have filled. */
+/* For tests: the n-th launch from now on finds no memory, once, as on a GPU that others have filled. */
 extern "C" void carry_emulate_full_after(long n) {
     launches_left = n;
 }
@@ -307,7 +307,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return cudaSuccess;
 }
 
-/* The first gap that is large enough, with one more line on either side that belongs to nobody. */
+/* Takes the first gap that is large enough, with one unused line more on either side. */
 cudaError_t cudaMalloc(void **data, size_t bytes) {
     touching a;
     *data = NULL;
@@ -365,7 +365,7 @@ cudaError_t cudaFree(void *data) {
     return cudaSuccess;
 }
 
-/* A handle says where the memory is mapped from: process, file and place in it. */
+/* An IPC handle says where the memory is mapped from: process, file and offset in it. */
 struct handle_words {
     long process;
     int file;
@@ -585,7 +585,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
     return cudaSuccess;
 }
 
-/* src/comm/cuda/sums_system.cu: the other ranks are threads that need the lock to come here. */
+/* src/comm/cuda/sums_system.cu: the other ranks are threads that need the lock to arrive here. */
 int carry_sums_wait(const carry_sums_device *given, int which, void *stream) {
     const carry_sums_device d = *given;
     run((cudaStream_t)stream, [d, which] {

@@ -1,4 +1,4 @@
-/* Between the two halves of the emulated runtime. */
+/* Shared by the two halves of the emulated runtime. */
 #ifndef CARRY_EMULATE_RUNTIME_H
 #define CARRY_EMULATE_RUNTIME_H
 
@@ -6,7 +6,7 @@
 
 namespace emulate {
 
-/* fibres.cpp. NULL, or what no GPU would launch. */
+/* In fibres.cpp. NULL, or the reason why no GPU would launch this configuration. */
 const char *refusal(const config &c);
 void run_block(const config &c, const char *name, const std::function<void()> &run, dim3 block);
 

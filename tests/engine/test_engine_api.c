@@ -97,7 +97,7 @@ static void fill_ids(int64_t *ids, int64_t count, int64_t vocabulary, int64_t st
     }
 }
 
-/* Prompts of different lengths, most of which begin alike. */
+/* Prompts of different lengths, most of which have the same beginning. */
 static int64_t make_prompt(int which, int64_t ids[LONGEST], int64_t vocabulary) {
     static const int64_t lengths[PROMPTS] = {1, 3, 64, 65, 130, 131, 200, 250, 300, 300, 399, 400};
     fill_ids(ids, LONGEST, vocabulary, which % 4 == 3 ? 5 : 3);
@@ -150,7 +150,7 @@ static void texts_are_the_same_beside_others_and_with_the_cache(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Goes on with two tokens and returns the answer. */
+/* Continues with two tokens and returns the answer. */
 static answer go_on(carry_ctx *ctx, carry_engine *engine, uint64_t state) {
     static const int64_t more[] = {1, 2};
     answer a = {0};
@@ -231,7 +231,7 @@ static void texts_are_decoded_and_stopped(void **unused) {
     run(ctx, engine);
     assert_true(strlen(whole.text) >= TOKENS && whole.prompt == 14);
     char stop[4] = {0};
-    memcpy(stop, strchr(whole.text, 0) - 6, 3); /* as bytes of the text, wherever it comes first */
+    memcpy(stop, strchr(whole.text, 0) - 6, 3); /* a stop of three bytes of the text, wherever it occurs first */
     r.stops = (const char *const[]){stop};
     r.stop_count = 1;
     r.user = &stopped;

@@ -8,9 +8,9 @@
 
 #define VOCABULARY 520
 #define PROMPT 5
-#define STEPS 300 /* beyond the first capacity of a cache, which then moves */
+#define STEPS 300 /* beyond the first capacity of a cache, which is then moved */
 
-/* A product of more columns than a slot of the ring has. */
+/* A product with more columns than a slot of the ring holds. */
 static carry_lm_config wide_config(void) {
     return gpu_config(VOCABULARY, 1152);
 }
@@ -19,8 +19,8 @@ static int64_t token_of(int64_t sequence, int64_t at) {
     return (sequence * 131 + at * at * 7 + at / 3) % VOCABULARY;
 }
 
-/* Reads PROMPT + sequence % 3 tokens of `batch` sequences beginning with `first`, then steps; the logits of the last
-   step, [batch, VOCABULARY]. */
+/* Reads PROMPT + sequence % 3 tokens of `batch` sequences beginning with `first`, then runs steps. Gives the logits of
+   the last step, [batch, VOCABULARY]. */
 static void generate(carry_ctx *ctx, carry_lm *lm, carry_dtype dtype, int64_t first, int64_t batch, int64_t steps,
                      float *logits) {
     carry_lm_generator *g;

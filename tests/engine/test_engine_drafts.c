@@ -1,5 +1,5 @@
-/* Guessed tokens: several tokens of a text in one step leave the states and log probabilities that single steps leave,
-   and texts with guesses are those without. */
+/* Guessed tokens: several tokens of a text in one step leave the same states and log probabilities as single steps, and
+   texts with guesses equal those without. */
 #include "draft_support.h"
 
 static void guesses_leave_every_state(void **unused) {

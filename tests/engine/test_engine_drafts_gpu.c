@@ -18,7 +18,7 @@ static bool is_on_device(runner_case *c) {
     return true;
 }
 
-/* Devices differ by the order of sums: 2e-4 is twenty times what is seen. */
+/* Devices differ in the order of sums: 2e-4 is twenty times the observed difference. */
 static void guesses_in_f32_equal_the_cpu(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);

@@ -1,4 +1,5 @@
-/* Evaluation equals one pass over the whole text, or one over each window; a model's folder is found, or refused. */
+/* Evaluation equals one pass over the whole text, or one over each window; the folder of a model is found, or
+   refused. */
 #include "text_model_support.h"
 
 #include "hybrid_support.h"
@@ -38,7 +39,7 @@ static int leave_place(void **state) {
     return 0;
 }
 
-/* Letters of some order, not all of them ASCII. */
+/* Writes a file of `length` letters with some structure. */
 static char *write_text(const place *p, char path[256], const char *name, size_t length) {
     path_in(p, path, name);
     char *text = malloc(length + 1);
@@ -67,7 +68,7 @@ static double loss_of(carry_ctx *ctx, carry_lm *lm, int64_t *ids, int64_t count)
     return loss;
 }
 
-/* By windows of `length` inputs; 0: one. */
+/* The loss by windows of `length` inputs; 0: one window. */
 static double loss_by_windows(carry_ctx *ctx, carry_lm *lm, int64_t *ids, int64_t count, int64_t length) {
     double loss = 0.0;
     length = length > 0 ? length : count;
@@ -78,12 +79,12 @@ static double loss_by_windows(carry_ctx *ctx, carry_lm *lm, int64_t *ids, int64_
     return loss;
 }
 
-/* Sums of thousands of losses with 6e-8 of rounding each, over chunks that are cut elsewhere: 1e-5 is enough. */
+/* Sums of thousands of losses with 6e-8 of rounding each, over chunks that are split elsewhere: 1e-5 is enough. */
 static void evaluation_is_that_of_one_pass(void **state) {
     const place *p = *state;
     static const size_t sizes[] = {2, 17, 1023, 1024, 1025, 2600};
     static const int64_t lengths[] = {0, 1, 7, 100, 1500, 4000};
-    for (int turn = 0; turn < 3; turn++) { /* as Hugging Face counts; and from a start token, if there is one */
+    for (int turn = 0; turn < 3; turn++) { /* counted as Hugging Face does; and from a start token, if there is one */
         const int64_t vocabulary = turn == 1 ? 256 : 257;
         const bool from_start = turn > 0;
         carry_model m = byte_model(p->ctx, vocabulary);
@@ -118,8 +119,7 @@ static void evaluation_is_that_of_one_pass(void **state) {
     }
 }
 
-/* bf16 has 8 bits: the loss, a mean over hundreds of tokens, is that of f32 to far less than one of them, and is not
-   the same number. */
+/* bf16 has 8 bits. The loss, a mean over hundreds of tokens, is close to that of f32 but not equal. */
 static void narrow_types_have_nearly_the_same_loss(void **state) {
     const place *p = *state;
     carry_model m = byte_model(p->ctx, 257);
@@ -135,7 +135,7 @@ static void narrow_types_have_nearly_the_same_loss(void **state) {
     carry_model_close(&m);
 }
 
-/* Files do not know of each other; WikiText's words are counted where all are such. */
+/* Each file is evaluated separately. WikiText's words are counted if all files are of that kind. */
 static void a_folder_is_the_sum_of_its_files(void **state) {
     const place *p = *state;
     carry_model m = byte_model(p->ctx, 257);
@@ -158,7 +158,7 @@ static void a_folder_is_the_sum_of_its_files(void **state) {
     carry_model_close(&m);
 }
 
-/* More files than are read at once, of which two have no token to predict; the model has attention. */
+/* More files than are read at once, two of them without a token to predict; the model has attention. */
 static void texts_at_once_have_the_losses_of_texts_alone(void **state) {
     const place *p = *state;
     static const int64_t lengths[] = {0, 7, 300};

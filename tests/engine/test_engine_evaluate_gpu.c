@@ -1,5 +1,5 @@
-/* Evaluation on a GPU: losses are those of the CPU, and what cannot be evaluated is refused, also when it is found a
-   step later. Without a GPU all of it is reported as skipped. */
+/* Evaluation on a GPU: losses equal those of the CPU, and bad input is refused, also if it is found a step later.
+   Without a GPU all of it is reported as skipped. */
 /* labels: gpu */
 #include "text_model_support.h"
 
@@ -10,7 +10,7 @@
 #include "engine/evaluate.h"
 
 #define LETTERS 90
-#define AT_ONCE 12 /* tokens of a call: several calls of one shape, and a rest */
+#define AT_ONCE 12 /* tokens of a call: several calls of one shape, and a shorter one */
 
 typedef struct place {
     carry_ctx *ctx;
@@ -135,7 +135,7 @@ static void what_cannot_be_evaluated_is_refused(void **state) {
     carry_evaluate_options options = {.at_once = AT_ONCE, .progress = stop_later};
     calls_left = 2;
     assert_refused(p->ctx, CARRY_EINTERRUPTED, "36", carry_evaluate(p->ctx, &p->gpu, p->path, &options, &got));
-    assert_true(got.tokens == 36 && got.nll > 0.0); /* three calls were taken, a fourth may have been begun */
+    assert_true(got.tokens == 36 && got.nll > 0.0); /* three calls were counted, a fourth may have begun */
     const carry_parameters *own = &p->gpu.lm->own;
     const int64_t at = own->parameter[p->gpu.lm->norm].offset;
     float was;
@@ -154,7 +154,7 @@ int main(void) {
         return 77;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_cannot_be_evaluated_is_refused), /* in f32: before the model has weights of 16 bits */
+        cmocka_unit_test(what_cannot_be_evaluated_is_refused), /* in f32: runs before the model's weights are 16-bit */
         cmocka_unit_test(losses_are_those_of_the_cpu),
         cmocka_unit_test(texts_at_once_have_the_losses_of_the_cpu),
     };

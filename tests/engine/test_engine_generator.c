@@ -1,5 +1,5 @@
-/* Token by token equals all at once: a prompt and steps give the logits of the full forward pass, whatever stands
-   beside a sequence. */
+/* Token by token equals all at once: a prompt and steps give the logits of the full forward pass, whatever other
+   sequences are in the batch. */
 #include "lm_support.h"
 
 #include "engine/generator.h"
@@ -22,8 +22,8 @@ static void full_logits(carry_ctx *ctx, carry_lm *lm, int64_t *ids, float *logit
     assert_ok(ctx, run_once(lm, &(carry_lm_pass_options){.batch = 1, .tokens = TOKENS, .forward_only = true}, &args));
 }
 
-/* Each sequence has a prompt of another length, and is followed to the end of its tokens; 1e-5 is some hundred
-   roundings of 6e-8, since the chunks are cut elsewhere. */
+/* Each sequence has a prompt of another length, and is continued to the end of its tokens. 1e-5 is some hundred
+   roundings of 6e-8, since chunks end elsewhere. */
 static void follow(carry_ctx *ctx, carry_lm_config config, const int64_t prompts[SEQUENCES]) {
     carry_lm *lm = model(ctx, config);
     carry_lm_generator *generator;
@@ -85,7 +85,7 @@ static void a_prompt_in_pieces_equals_the_whole(void **unused) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_lm *lm = model(ctx, small(&carry_lm_family_gated_deltanet));
     carry_lm_generator *generator;
-    enum { LONG = 1100 }; /* more than two of the pieces that a long prompt is read in */
+    enum { LONG = 1100 }; /* more than two of the pieces in which a long prompt is read */
     int64_t *ids = malloc(LONG * sizeof *ids);
     float *all = malloc(sizeof(float) * LONG * VOCABULARY);
     assert_true(ids != NULL && all != NULL);
@@ -111,7 +111,7 @@ static void a_prompt_in_pieces_equals_the_whole(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A copy goes on as the original does; a cleared one as a new one. */
+/* A copy continues as the original does; a cleared state as a new one. */
 static void states_are_copied_and_cleared(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -1,5 +1,5 @@
-/* carry/engine.h on a GPU: cached prefixes are used and change no text beyond rounding; requests beside each other end
-   as they should, while steps run ahead of the host; with same_bits an answer has the bits that it has alone. */
+/* carry/engine.h on a GPU: cached prefixes are used and change no text beyond rounding; concurrent requests end
+   correctly while steps run ahead of the host; with same_bits an answer has the bits that it has alone. */
 /* labels: gpu */
 #include "gpu_model_support.h"
 
@@ -63,7 +63,7 @@ static carry_engine *open_engine(carry_ctx *ctx, int64_t sequences, bool no_cach
     return engine;
 }
 
-/* The first `shared` tokens are those of every prompt. */
+/* All prompts have the same first `shared` tokens. */
 static uint64_t submit_for(carry_ctx *ctx, carry_engine *engine, int64_t shared, int64_t length, int64_t variant,
                            int64_t tokens, answer *a) {
     int64_t ids[LONGEST];
@@ -114,7 +114,7 @@ static void run(carry_ctx *ctx, carry_engine *engine, uint64_t cancelled, int64_
     }
 }
 
-/* Rounding to bf16 moves log probabilities by some 0.01; a state of another text moves them by more than 1. */
+/* Rounding to bf16 changes log probabilities by some 0.01; the state of another text changes them by more than 1. */
 static void assert_alike(const answer *a, const answer *b) {
     int64_t same = 0;
     for (; same < a->count && same < b->count && a->token[same] == b->token[same]; same++) {
@@ -122,7 +122,7 @@ static void assert_alike(const answer *a, const answer *b) {
             fail_msg("token %d: log probabilities %g and %g", (int)same, a->logprob[same], b->logprob[same]);
         }
     }
-    if (same < a->count && same < b->count) { /* two tokens that are about as likely */
+    if (same < a->count && same < b->count) { /* two tokens that are about equally likely */
         assert_true(fabs(a->logprob[same] - b->logprob[same]) < 0.2);
     }
 }
@@ -142,11 +142,11 @@ static void prefixes_are_read_once(void **unused) {
         print_message("prompt of %d tokens: %d cached\n", (int)lengths[i], (int)with.cached);
         assert_int_equal(with.reason, CARRY_REASON_LENGTH);
         assert_int_equal(without.cached, 0);
-        /* Short prompts are cached at their end: the same prompt again finds nothing, and leaves a state at 256. */
+        /* Short prompts are cached at their end: repeating the prompt finds nothing, and leaves a state at 256. */
         assert_true(i < 2 ? with.cached == 0 : i == 4 ? with.cached >= 256 : with.cached <= shared[i]);
         assert_alike(&with, &without);
     }
-    answer again; /* the third's branch and the fourth's are cached by now */
+    answer again; /* the branches of the third and fourth prompt are cached by now */
     (void)submit(ctx, cached, 260, 390, 2, &again);
     run(ctx, cached, 0, -1);
     assert_true(again.cached >= 256);
@@ -187,7 +187,7 @@ static void requests_beside_each_other_end_as_they_should(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Numbers of sequences for which products have one, two and four tiles. */
+/* Numbers of sequences for which products use one, two and four tiles. */
 static void answers_have_the_same_bits_beside_others(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);

@@ -1,5 +1,5 @@
-/* carry/model.h: reading by pieces equals one pass, generation is greedy over logits, snapshots go back, steps lower
-   the loss, mistakes are named. */
+/* carry/model.h: reading in pieces equals one pass, generation is greedy over logits, snapshots restore, steps lower
+   the loss, errors are named. */
 #include "hybrid_support.h"
 
 #include <sys/stat.h>
@@ -163,8 +163,8 @@ static bool append(void *user, int64_t token) {
     return true;
 }
 
-/* Logits of steps and of the pass differ in their last bits, so where the two likeliest are as close as that either may
-   have been taken. */
+/* Logits of steps and of the pass differ in their last bits, so either of two tokens may be taken if their logits are
+   that close. */
 static void a_long_prompt_and_its_text_equal_one_pass(void **unused) {
     (void)unused;
     static long_text t;
@@ -198,7 +198,7 @@ static void a_long_prompt_and_its_text_equal_one_pass(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* 1e-5 of the largest element of a part. */
+/* Allows 1e-5 of the largest element of a part. */
 static void compare_states(const carry_lm_state *a, const carry_lm_state *b, int64_t tokens) {
     for (int64_t layer = 0; layer < a->layers; layer++) {
         for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
@@ -209,7 +209,7 @@ static void compare_states(const carry_lm_state *a, const carry_lm_state *b, int
                 continue;
             }
             int64_t count = carry_tensor_count(x);
-            count = a->about[layer][i].grows ? count / x->shape[1] * tokens : count; /* of the rows that were read */
+            count = a->about[layer][i].grows ? count / x->shape[1] * tokens : count; /* only the rows that were read */
             float most = 0.0f;
             float off = 0.0f;
             for (int64_t j = 0; j < count; j++) {
@@ -347,11 +347,12 @@ static void damaged_checkpoints_are_refused(void **unused) {
         assert_string_equal(carry_llm_folder(llm), in_folder("run/step-20"));
         carry_llm_close(llm);
         for (size_t i = 0; i < 3; i++) {
-            const long at = i == 0 ? -4 : 5; /* of the weights, a bit of a fraction: every value looks right */
+            const long at =
+                i == 0 ? -4 : 5; /* in the weights, a low bit of a fraction, so that every value looks plausible */
             flip(in_folder(files[i]), at);
             assert_int_equal(carry_llm_open(ctx, &llm, in_folder("run/step-20"), &options), CARRY_EFORMAT);
             assert_null(llm);
-            const bool is_fine = i == 1; /* of a path that is a file, this file alone is compared */
+            const bool is_fine = i == 1; /* if the path is a file, only that file is verified */
             assert_int_equal(carry_checkpoint_verify_model(ctx, in_folder(files[0])),
                              is_fine ? CARRY_OK : CARRY_EFORMAT);
             assert_ok(ctx, carry_llm_open(ctx, &llm, in_folder("run"), &options));
@@ -370,7 +371,7 @@ static void damaged_checkpoints_are_refused(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A callback that uses the model which called it. */
+/* A callback that uses the model that called it. */
 typedef struct inside {
     carry_ctx *ctx;
     carry_llm *llm;

@@ -6,7 +6,7 @@
 
 #include "ops/quantised/quantised.h"
 
-/* Quantises parameter `index` of the model there, and gives the one here the decoded values. */
+/* Quantises parameter `index` of the GPU's model, and gives the CPU's model the decoded values. */
 static void quantise(carry_ctx *ctx, carry_lm *here, carry_lm *there, int64_t index) {
     const carry_parameter *p = &there->own.parameter[index];
     const carry_quant_format *format = p->format;
@@ -50,7 +50,7 @@ static carry_lm *quantised_on_gpu(carry_ctx *ctx, carry_lm *here, const carry_qu
     return there;
 }
 
-/* Activations are rounded to bf16, 4e-3 each, and weights in pieces of a prompt, too. */
+/* Activations are rounded to bf16, 4e-3 each, and so are weights in pieces of a prompt. */
 static void steps_equal_the_cpu_in_every_format(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);

@@ -85,10 +85,10 @@ static void submit(carry_ctx *ctx, carry_engine *engine, const carry_engine_requ
     assert_ok(ctx, carry_engine_submit(ctx, engine, r, &id));
 }
 
-/* Even tokens after odd ones and the reverse; fails after `fails_at` tokens, unless that is 0. */
+/* Allows even tokens after odd ones and the reverse; fails after `fails_at` tokens, unless that is 0. */
 typedef struct alternation {
     int64_t vocabulary, calls, fails_at;
-    bool is_told_all; /* the last token of every call was the one that was sampled */
+    bool is_told_all; /* the last token of every call was the sampled one */
     const answer *text;
 } alternation;
 
@@ -194,7 +194,7 @@ static void biases_and_penalties_change_logits(void **unused) {
 
     a = (answer){0};
     r.presence = 0.0;
-    r.frequency = 3e3; /* a bias of 1e4 is used up after 4 times */
+    r.frequency = 3e3; /* a bias of 1e4 is used up after 4 occurrences */
     r.bias_count = 2;
     submit(ctx, engine, &r);
     run(ctx, engine);

@@ -1,9 +1,9 @@
-/* The runner of a model on the CPU: whatever is read beside a sequence, and however its tokens are cut into steps, its
-   log probabilities are those of the sequence read at once. Slots and pages are copied and moved whole, a sequence with
-   NaN fails alone, and bad steps are refused. */
+/* The runner of a model on the CPU: the log probabilities of a sequence equal those of the sequence read at once,
+   whatever is read beside it and however its tokens are split into steps. Slots and pages are copied and moved whole, a
+   sequence with NaN fails alone, and bad steps are refused. */
 #include "runner_support.h"
 
-/* 1e-5 is some hundred roundings of 6e-8, since chunks are cut elsewhere. */
+/* 1e-5 is some hundred roundings of 6e-8, since chunks end elsewhere. */
 static void compare(runner_case *c) {
     runner_compare(c, c->lm, 1e-5);
 }
@@ -23,7 +23,7 @@ static void mixed_steps_equal_the_whole(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* In any type: other cuts, other neighbours, the same bits. */
+/* In every type: other splits and other neighbours give the same bits. */
 static void same_bits_hold_beside_any_sequences(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -51,7 +51,7 @@ static void same_bits_hold_beside_any_sequences(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Sequence 0 goes on in another slot and other pages, after a copy or through host memory. */
+/* Sequence 0 continues in another slot and other pages, after a copy or through host memory. */
 static void states_go_on_where_they_are_copied_to(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -128,7 +128,7 @@ static void a_sequence_with_nan_fails_alone(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* ids NULL is the token that was sampled; a token that may not be taken is not. */
+/* ids NULL stands for the token that was sampled last; a token that is not allowed is not sampled. */
 static void sampled_tokens_are_read_by_slot(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);

@@ -19,7 +19,7 @@ static bool is_on_device(runner_case *c) {
     return true;
 }
 
-/* Devices differ by the order of sums: 2e-4 is twenty times what is seen. */
+/* Devices differ in the order of sums: 2e-4 is twenty times the observed difference. */
 static void mixed_steps_in_f32_equal_the_cpu(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -43,7 +43,7 @@ static void mixed_steps_in_f32_equal_the_cpu(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Weights are numbers of bf16: activations alone are rounded, to 4e-3 each. */
+/* Weights are exact in bf16: only activations are rounded, to 4e-3 each. */
 static void steps_in_bf16_are_recorded_and_equal_the_cpu(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -64,8 +64,8 @@ static void steps_in_bf16_are_recorded_and_equal_the_cpu(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* All steps by the chain of kernels, token by token: the CPU's results up to rounding, and the same bits however the
-   tokens are cut into steps and whatever is beside them. */
+/* All steps by the chain of kernels, token by token: the results equal the CPU's up to rounding, and have the same bits
+   however the tokens are split into steps and whatever runs beside them. */
 static void steps_with_the_same_bits_equal_the_cpu_and_each_other(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -96,9 +96,9 @@ static void steps_with_the_same_bits_equal_the_cpu_and_each_other(void **unused)
     carry_ctx_free(ctx);
 }
 
-/* Steps of layers with experts, by the chain of kernels and recorded. All experts chosen: results are near the CPU's.
-   With three of 12 another one may be chosen where two scores are nearly equal, which changes the tokens after it: most
-   of a sequence's first tokens are near. */
+/* Steps of layers with experts, by the chain of kernels and recorded. With all experts chosen, results are near the
+   CPU's. With three of 12, another expert may be chosen where two scores are nearly equal, which changes the following
+   tokens: only most of a sequence's first tokens are near. */
 static void experts_in_bf16_equal_the_cpu(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);

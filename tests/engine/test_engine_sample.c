@@ -1,5 +1,5 @@
-/* Sampling: the distribution is the one that was asked for, thresholds are those of a full sort, and a text's numbers
-   are its own. */
+/* Sampling: the distribution is the requested one, thresholds equal those of a full sort, and the random numbers of a
+   text depend on that text alone. */
 #include <math.h>
 
 #include "support.h"
@@ -20,7 +20,7 @@ static double uniform(uint64_t stream, uint64_t at) {
     return ((double)carry_philox(99, stream, at).word[0] + 0.5) * 0x1p-32;
 }
 
-/* Logits of random size, some of them equal, some -0, some impossible. */
+/* Logits of random size, some of them equal, some -0, some -infinity. */
 static void random_logits(float *logits, int64_t count, uint64_t stream, double spread) {
     for (int64_t i = 0; i < count; i++) {
         double u = uniform(stream, (uint64_t)i);
@@ -29,7 +29,7 @@ static void random_logits(float *logits, int64_t count, uint64_t stream, double 
     }
 }
 
-/* What is kept and with which probability, by sorting. */
+/* The reference finds the kept tokens and their probabilities by sorting. */
 typedef struct entry {
     float logit;
     int64_t id;
@@ -69,8 +69,9 @@ static int64_t reference(double *p, const float *logits, int64_t count, double t
     return possible;
 }
 
-/* Chi-square over the tokens that are expected 5 times or more, the rest taken together. With many degrees of freedom f
-   it is near normal with mean f and variance 2f: 5 deviations and a bit are passed once in millions of seeds. */
+/* Chi-square over the tokens that are expected 5 times or more, with the rest taken together. With many degrees of
+   freedom f it is near normal with mean f and variance 2f: slightly more than 5 deviations are exceeded once in
+   millions of seeds. */
 static void compare(carry_ctx *ctx, const float *logits, int64_t count, double temperature, int64_t top_k,
                     double top_p) {
     const int draws = support_cases(20000, 4000);
@@ -132,8 +133,8 @@ static void draws_have_the_distribution_that_was_asked_for(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Tokens that were ever drawn are those of the sort, and with few of them all are drawn: of 12 with equal chances one
-   is missed in 600 draws with probability 12 (11/12)^600, below 1e-20. */
+/* The drawn tokens are those that the sort keeps, and all of these are drawn: of 12 with equal chances one is missed in
+   600 draws with probability 12 (11/12)^600, below 1e-20. */
 static void ties_are_cut_by_number(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -163,8 +164,8 @@ static void ties_are_cut_by_number(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Against the sort, for random sizes, thresholds and temperatures: nothing is drawn that was cut, and where the sort
-   leaves one token it is the one. */
+/* Against the sort, for random sizes, thresholds and temperatures: no token is drawn that was cut, and if the sort
+   leaves one token, it is drawn. */
 static void thresholds_are_those_of_a_sort(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -174,7 +175,7 @@ static void thresholds_are_those_of_a_sort(void **unused) {
         int64_t count = 1 + (int64_t)(uniform(1000 + trial, 0) * SIZE);
         count = count > SIZE ? SIZE : count;
         random_logits(logits, count, trial, trial % 3 == 0 ? 80.0 : 3.0);
-        logits[0] = 0.5f; /* one that can be, whatever the others are */
+        logits[0] = 0.5f; /* at least one possible token */
         int64_t top_k = trial % 4 == 0 ? 0 : 1 + (int64_t)(uniform(1000 + trial, 1) * (double)count);
         double top_p = trial % 5 == 0 ? 1.0 : uniform(1000 + trial, 2);
         double temperature = pow(10.0, 4.0 * uniform(1000 + trial, 3) - 2.0);
@@ -204,7 +205,8 @@ static void the_largest_is_taken_at_temperature_0(void **unused) {
         for (uint64_t at = 0; at < 50; at++) {
             int64_t token;
             assert_ok(ctx, carry_sample(ctx, s, logits, 0, at, &token));
-            assert_true(token == 1 || (token == 2 && i > 0 && i < 3)); /* above 0 equal ones have equal chances */
+            assert_true(token == 1 ||
+                        (token == 2 && i > 0 && i < 3)); /* above temperature 0, equal logits have equal chances */
             ones += token == 1;
         }
         assert_true(ones > 5);
@@ -213,7 +215,7 @@ static void the_largest_is_taken_at_temperature_0(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Tokens depend on stream and place alone: in any order, with another stream between, and with another sampler. */
+/* Tokens depend only on stream and position: in any order, with another stream in between, and with another sampler. */
 static void numbers_are_a_function_of_stream_and_place(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -240,7 +242,7 @@ static void numbers_are_a_function_of_stream_and_place(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Whatever is drawn has at least min_p of the largest probability, and what has is drawn. */
+/* A token can be drawn if and only if it has at least min_p of the largest probability. */
 static void min_p_keeps_what_is_likely_enough(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

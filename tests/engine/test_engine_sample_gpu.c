@@ -10,7 +10,7 @@
 #include "core/tensor.h"
 #include "engine/sample_device.h"
 
-#define ROWS 64 /* more than fit the device at once */
+#define ROWS 64 /* more rows than fit the device at once */
 #define VOCABULARY 50021
 
 typedef struct fixture {
@@ -88,7 +88,7 @@ static carry_run run_of(const carry_sampling *sampling, int64_t row) {
                        .logprobs = -1};
 }
 
-/* How many of the rows have another token than the CPU takes. */
+/* The number of rows whose token differs from the CPU's. */
 static int count_different(fixture *f, carry_sampling sampling, uint64_t seed) {
     static carry_run_result results[ROWS];
     carry_run runs[ROWS];
@@ -130,7 +130,7 @@ static void test_tokens_are_those_of_the_cpu(void **state) {
     for (size_t spread = 0; spread < 3; spread++) {
         fill(f, 7 + (uint64_t)spread, spreads[spread]);
         for (size_t i = 0; i < sizeof samplings / sizeof *samplings; i++) {
-            /* sums are rounded differently: a number that falls on a boundary may take the neighbour */
+            /* sums are rounded differently: a number near a boundary may select the neighbour */
             const int different = count_different(f, samplings[i], 1000 + (uint64_t)i);
             if (different > (i < 2 ? 0 : 1)) {
                 fail_msg("sampling %zu, spread %g: %d of %d tokens differ", i, (double)spreads[spread], different,

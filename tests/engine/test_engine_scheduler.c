@@ -1,4 +1,5 @@
-/* The scheduler over a runner of hashes: every text is the one that its prompt has alone, whatever runs beside it. */
+/* The scheduler over a runner of hashes: every text equals the one that its prompt gives alone, whatever runs beside
+   it. */
 #include "core/memory.h"
 #include "engine_support.h"
 
@@ -74,7 +75,7 @@ static void test_texts_are_those_of_their_prompts_alone(void **state) {
         engine_text texts[12] = {0};
         uint64_t random = 5;
         engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
-        for (int round = 0; round < 3; round++) { /* the cache has them from the second round on */
+        for (int round = 0; round < 3; round++) { /* cached from the second round on */
             for (int i = 0; i < 12; i++) {
                 const carry_sequence_options o = options_of(ids, lengths[i], 1 + 7 * i, &texts[i]);
                 submit(&b, &o, (uint64_t)i + 1);
@@ -96,7 +97,7 @@ static void test_texts_are_those_of_their_prompts_alone(void **state) {
     }
 }
 
-/* A short prompt is one piece; its state is cached at its end, from where a conversation goes on. */
+/* A short prompt is one piece; its state is cached at its end, from which a conversation continues. */
 static void test_short_prompts_are_not_cut(void **state) {
     (void)state;
     static const int64_t lengths[] = {127, 128, 130, 192, 400, 511, 512};
@@ -187,7 +188,7 @@ static void test_a_conversation_of_20_turns_is_cached(void **state) {
     }
 }
 
-/* Conversations that share beginnings, go on from any of their turns, and compete for few slots and pages. */
+/* Conversations that share prefixes, continue from any of their turns, and compete for few slots and pages. */
 static void test_random_conversations_are_the_same_with_the_cache(void **state) {
     (void)state;
     for (int variant = 0; variant < 4; variant++) {
@@ -310,7 +311,7 @@ static void test_memory_does_not_grow(void **state) {
     close_bench(&b);
 }
 
-/* Steps are counted in made-up time: 1 ms for a step, 10 us for each token of a prompt. */
+/* Time is simulated: 1 ms for a step, 10 us for each token of a prompt. */
 static void test_a_long_prompt_leaves_texts_half_their_rate(void **state) {
     (void)state;
     enum { LONG = 100000, TEXTS = 4, WRITTEN = 2000 };
@@ -341,7 +342,7 @@ static void test_a_long_prompt_leaves_texts_half_their_rate(void **state) {
             assert_ok(b.ctx, carry_scheduler_step(b.scheduler, &is_busy));
         }
         const double rate = (double)(texts[0].count - before) / (b.runner->seconds - begun);
-        assert_true(long_text.has_ended); /* the prompt got on as well: its tokens take 1,000 steps of texts */
+        assert_true(long_text.has_ended); /* the prompt progressed as well: its tokens take 1,000 steps of texts */
         assert_true(rate >= 0.49 / b.runner->step_s);
         engine_run(b.scheduler);
         for (int i = 0; i < TEXTS; i++) {
@@ -404,7 +405,7 @@ static void test_equal_prompts_end_in_turn(void **state) {
     close_bench(&b);
 }
 
-/* A long prompt comes to its end while short ones keep coming. */
+/* A long prompt completes while short ones keep arriving. */
 static void test_long_prompts_end_beside_short_ones(void **state) {
     enum { LONG_ONE = 4000, SHORT_ONES = 600 };
     (void)state;

@@ -1,4 +1,4 @@
-/* Requests with the same prompt read it once. Over the runner of hashes: every text is that of its prompt alone. */
+/* Requests with the same prompt read it once. Over the runner of hashes: every text equals that of its prompt alone. */
 #include "engine_support.h"
 
 #define SLOTS 40
@@ -82,7 +82,7 @@ static void test_a_shared_prompt_is_read_once(void **state) {
                 assert_text(&b, i, count);
                 assert_int_equal(b.texts[i].cached, i > 0 ? last : 0);
             }
-            if ((variant & 2) == 0) { /* overlapped steps read a token of an ended text */
+            if ((variant & 2) == 0) { /* overlapped steps read one more token of an ended text */
                 assert_int_equal(b.runner->tokens, last + CHOICES * (count - last + 19));
             }
             close_bench(&b);
@@ -90,7 +90,7 @@ static void test_a_shared_prompt_is_read_once(void **state) {
     }
 }
 
-/* The next one reads on; all others wait for that. */
+/* When the reading request ends, the next one continues to read, and all others wait for it. */
 static void test_the_end_of_the_reader_leaves_the_others(void **state) {
     (void)state;
     for (int variant = 0; variant < 8; variant++) {

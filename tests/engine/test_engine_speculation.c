@@ -1,4 +1,5 @@
-/* Guesses in the scheduler, over a runner of hashes: texts are those without guesses, whatever is guessed. */
+/* Speculative tokens in the scheduler, over a runner of hashes: texts equal those without speculation, whatever is
+   guessed. */
 #include "core/memory.h"
 #include "engine_support.h"
 
@@ -109,7 +110,7 @@ static void test_texts_are_those_without_guesses(void **state) {
     }
 }
 
-/* A text that ends at a token, by a cancellation or by a failure in the middle of right guesses. */
+/* A text that ends in the middle of right guesses: at an end token, by a cancellation or by a failure. */
 static void test_ends_among_guesses(void **state) {
     (void)state;
     for (int end = 1; end < 30; end++) {
@@ -150,7 +151,7 @@ static void test_ends_among_guesses(void **state) {
     }
 }
 
-/* The state after a text with guesses goes on, and goes back, as without them. */
+/* The state after a text with guesses continues and rolls back as without them. */
 static void test_kept_states_have_their_tokens(void **state) {
     (void)state;
     for (int variant = 0; variant < 8; variant++) {
@@ -159,7 +160,7 @@ static void test_kept_states_have_their_tokens(void **state) {
         int32_t whole[LONGEST];
         engine_text text[2] = {0};
         open_bench(&b, variant, 0);
-        b.oracle.sampling.temperature = 0.0; /* so that a text that goes on has the tokens of the whole */
+        b.oracle.sampling.temperature = 0.0; /* so that a continued text has the tokens of the whole */
         fill_prompt(ids, 9);
         engine_expected(ids, PROMPT, &b.oracle.sampling, 0, b.oracle.has_pages, whole, 120);
         carry_sequence_options o = options_of(&b, ids, 60, &text[0]);
@@ -202,7 +203,7 @@ static void test_right_guesses_save_steps(void **state) {
     engine_run(b.scheduler);
     const carry_scheduler_stats stats = carry_scheduler_statistics(b.scheduler);
     assert_int_equal(stats.accepted_tokens, stats.drafted_tokens);
-    assert_true(b.runner->steps < 130); /* half as many guesses as could be, on average: three tokens a step */
+    assert_true(b.runner->steps < 130); /* on average half of the possible guesses: three tokens a step */
     engine_text_free(&text);
     close_bench(&b);
 }
@@ -211,13 +212,14 @@ static void test_lookup_finds_the_longest_repetition(void **state) {
     (void)state;
     int32_t to[8];
     const int32_t text[] = {5, 1, 2, 3, 4, 9, 1, 2, 3, 7, 8, 6, 2, 3};
-    assert_int_equal(carry_draft_ngram(NULL, text, 14, to, 3), 3); /* the last of two matches of two tokens */
+    assert_int_equal(carry_draft_ngram(NULL, text, 14, to, 3), 3); /* uses the last of two matches of two tokens */
     assert_memory_equal(to, ((const int32_t[]){7, 8, 6}), 3 * sizeof *to);
     const int32_t longer[] = {1, 2, 3, 4, 9, 2, 3, 7, 8, 1, 2, 3};
     assert_int_equal(carry_draft_ngram(NULL, longer, 12, to, 2), 2);
     assert_memory_equal(to, ((const int32_t[]){4, 9}), 2 * sizeof *to);
     const int32_t periodic[] = {1, 2, 1, 2, 1, 2};
-    assert_int_equal(carry_draft_ngram(NULL, periodic, 6, to, 5), 5); /* beyond the end of the text */
+    assert_int_equal(carry_draft_ngram(NULL, periodic, 6, to, 5),
+                     5); /* the repetition goes on beyond the end of the text */
     assert_memory_equal(to, ((const int32_t[]){1, 2, 1, 2, 1}), 5 * sizeof *to);
     const int32_t different[] = {1, 2, 3, 4, 5};
     assert_int_equal(carry_draft_ngram(NULL, different, 5, to, 4), 0);

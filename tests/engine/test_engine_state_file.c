@@ -1,5 +1,5 @@
-/* Files of states: what is written is read back with the same bits, and nothing else is: truncated files, flipped bits,
-   parts of another type or shape, wrong numbers, other models and older versions are refused. */
+/* State files: a written state reads back with the same bits; truncated files, flipped bits, parts of another type or
+   shape, wrong numbers, other models and older versions are refused. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -74,7 +74,7 @@ static void close_saved(saved *s) {
     free(s->bytes);
 }
 
-/* The state is as it was, and says why the file is refused. */
+/* Loading the file is refused with a reason, and the state stays as it was. */
 static void refused(const saved *s) {
     const carry_lm_state_ids before = s->state->ids[0];
     const carry_status status = carry_lm_state_load(s->state, 0, path);
@@ -144,7 +144,7 @@ static void every_flipped_bit_is_refused(void **unused) {
     close_saved(&s);
 }
 
-/* The tensors of a file, to be written again with other ones; all hashes are then right. */
+/* The tensors of a file, to be written again with changes and with correct hashes. */
 typedef struct forged {
     carry_state_file f;
     carry_safetensors_item items[PARTS];
@@ -166,7 +166,7 @@ static void write_forged(const saved *s, forged *g) {
     carry_state_close(&g->f);
 }
 
-/* The caches are keys and values of the attention layer: two in a row. */
+/* The caches are the keys and values of the attention layer: two tensors in sequence. */
 static int64_t cache_of(const forged *g, int which) {
     for (int64_t i = 0; i < g->count; i++) {
         if (g->items[i].tensor.shape[0] == PROMPT && which-- == 0) {
@@ -191,11 +191,11 @@ static void parts_of_another_type_or_shape_are_refused(void **unused) {
             assert_true(carry_tensor_count(&item->tensor) <= 4096);
             item->tensor.data = zeros;
             item->tensor.dtype = item->dtype = others[way];
-        } else if (way == 3) { /* a part that does not grow */
+        } else if (way == 3) { /* a part of fixed size */
             item = &g.items[first == 0 ? second + 1 : 0];
             item->tensor.data = zeros;
             item->tensor.dtype = item->dtype = CARRY_BF16;
-        } else if (way == 4) { /* another shape of as many elements */
+        } else if (way == 4) { /* another shape with the same number of elements */
             item->tensor = carry_reshape_2d(item->tensor, PROMPT, carry_tensor_count(&item->tensor) / PROMPT);
         } else { /* one part less */
             g.items[0] = g.items[--g.count];
@@ -211,7 +211,7 @@ static void parts_of_another_type_or_shape_are_refused(void **unused) {
     close_saved(&s);
 }
 
-/* Writes the file with another value of a note, and the header padded as before. */
+/* Writes the file with another value of a metadata entry, and the header padded as before. */
 static void write_note(const saved *s, const char *key, const char *value) {
     char start[32];
     const int length = snprintf(start, sizeof start, "\"%s\":\"", key);
@@ -281,7 +281,7 @@ static void numbers_are_accepted_only_as_they_are_written(void **unused) {
     close_saved(&s);
 }
 
-/* Without attention no tensor has as many rows as tokens, which bound their number otherwise. */
+/* A cache has a row for each token, which bounds the number of tokens. Without attention there is no cache. */
 static void a_state_without_caches_has_a_bounded_number_of_tokens(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -312,7 +312,7 @@ static void the_last_weight_and_the_configuration_tell_models_apart(void **unuse
     const float was = *weight;
     uint32_t bits;
     memcpy(&bits, weight, sizeof bits);
-    bits ^= 1; /* the least change of the last weight of all */
+    bits ^= 1; /* the smallest change of the last weight */
     memcpy(weight, &bits, sizeof bits);
     assert_refused(s.ctx, CARRY_EFORMAT, "another model", carry_lm_state_load(s.state, 0, path));
     *weight = was;
@@ -333,7 +333,7 @@ static void the_last_weight_and_the_configuration_tell_models_apart(void **unuse
     close_saved(&s);
 }
 
-/* Weights in a mapped file, in bf16 or f16, hash like the same ones in f32. */
+/* Weights in a mapped file, in bf16 or f16, have the same hash as the same weights in f32. */
 static void the_hash_does_not_depend_on_where_the_weights_are(void **unused) {
     (void)unused;
     static const carry_dtype types[] = {CARRY_F32, CARRY_BF16, CARRY_F16};

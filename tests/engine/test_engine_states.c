@@ -42,7 +42,7 @@ static void close_bench(bench *b) {
 
 static const carry_sampling sampling = {.temperature = 0.5, .top_p = 1.0, .seed = 9};
 
-/* Runs one request; with `state` it goes on from that one. */
+/* Runs one request, which continues from `state` if that is not 0. */
 static engine_text run(bench *b, const int32_t *ids, int64_t count, int64_t tokens, uint64_t state, bool keeps) {
     engine_text text = {0};
     const carry_sequence_options o = {.ids = ids,
@@ -88,7 +88,7 @@ static void test_states_are_forked_rolled_back_and_continued(void **state) {
                 assert_ok(b.ctx, carry_scheduler_state_roll_back(b.scheduler, text.state, back));
                 const uint64_t states[] = {text.state, fork};
                 const int64_t kept[] = {40 - back, 40};
-                for (int i = 0; i < 2; i++) { /* the rolled back state, and the fork, which was not */
+                for (int i = 0; i < 2; i++) { /* the state that was rolled back, and the fork, which was not */
                     memcpy(all, ids, (size_t)prompt * sizeof *all);
                     memcpy(all + prompt, text.ids, (size_t)kept[i] * sizeof *all);
                     memcpy(all + prompt + kept[i], ids + 900, 5 * sizeof *all);
@@ -110,7 +110,7 @@ static void test_states_are_forked_rolled_back_and_continued(void **state) {
     }
 }
 
-/* In host memory a state takes no slot and no page; its next use, here or in another engine, goes on where it was. */
+/* In host memory a state takes no slot and no page; its next use, in this engine or another, continues from it. */
 static void test_states_move_to_host_memory_and_other_engines(void **state) {
     (void)state;
     int32_t ids[CONTEXT];
@@ -207,7 +207,7 @@ static void test_states_that_cannot_be_used_are_refused(void **state) {
     assert_refused(b.ctx, CARRY_EMEMORY, "slots are in use",
                    carry_scheduler_state_fork(b.scheduler, text.state, &made));
     engine_text_free(&text);
-    text = run(&b, ids, 5, 5, 0, false); /* a request that no slot is left for is not left waiting */
+    text = run(&b, ids, 5, 5, 0, false); /* a request without a free slot fails instead of waiting for ever */
     assert_int_equal(text.status, CARRY_EMEMORY);
     assert_non_null(strstr(text.message, "kept states hold"));
     engine_text_free(&text);
@@ -240,7 +240,7 @@ static void temporary(bench *b, char path[CARRY_FILE_PATH], const char *name) {
     assert_ok(b->ctx, carry_file_in(b->ctx, path, folder, name));
 }
 
-/* Another process saves and is killed; this one loads and goes on. */
+/* Another process saves a state and is killed; this one loads it and continues. */
 static void test_a_state_is_saved_by_a_killed_process(void **state) {
     (void)state;
     bench b;
@@ -314,7 +314,7 @@ static void test_prefixes_move_to_host_memory_and_files(void **state) {
         int64_t found;
         open_bench(&b, true, overlaps != 0, &(carry_prefix_options){.device_bytes = little});
         run_rounds(&b, ids, &found);
-        assert_int_equal(found, 0); /* the one that comes next has always just left */
+        assert_int_equal(found, 0); /* the next text has always just been evicted */
         temporary(&b, path, "cache");
         close_bench(&b);
         open_bench(&b, true, overlaps != 0, &(carry_prefix_options){.device_bytes = little, .host_bytes = 1 << 20});
@@ -337,7 +337,8 @@ static void test_prefixes_move_to_host_memory_and_files(void **state) {
     }
 }
 
-/* The files of a conversation have each page once, or twice where a turn ends inside it, and not once a turn. */
+/* The files of a conversation contain each page once, or twice if a turn ends inside it, and not once for every
+   turn. */
 static void test_the_files_of_a_conversation_grow_with_its_tokens(void **state) {
     (void)state;
     int32_t ids[CONTEXT];
@@ -409,7 +410,7 @@ static void test_folders_and_files_that_cannot_be_used_are_skipped(void **state)
     assert_text(&b, &text, ids, 640);
     engine_text_free(&text);
     close_bench(&b);
-    files.folder = "/proc/self/fd"; /* it can be read and not be written to */
+    files.folder = "/proc/self/fd"; /* readable but not writable */
     files.device_bytes = 15 * sizeof(fake_page);
     open_bench(&b, true, false, &files);
     int64_t found;

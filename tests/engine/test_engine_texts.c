@@ -1,4 +1,5 @@
-/* Generated texts: those of the full forward pass, the same beside others as alone, ended where they should be. */
+/* Generated texts: equal to those of the full forward pass, the same beside others as alone, ended at the right
+   place. */
 #include "text_model_support.h"
 
 #include "engine/generate.h"
@@ -132,7 +133,7 @@ static void a_text_is_the_same_beside_others_as_alone(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Makes the outputs of mixers a tenth, so that the last token decides most and greedy texts repeat themselves. */
+/* Divides the outputs of mixers by ten, so that the last token decides most and greedy texts repeat themselves. */
 static void make_repetitive(carry_lm *lm) {
     for (int64_t i = 0; i < lm->own.parameters; i++) {
         const carry_parameter *p = &lm->own.parameter[i];
@@ -198,8 +199,8 @@ static bool listen_to(void *user, int64_t prompt) {
     return ++l->calls < l->most;
 }
 
-/* For every part of a text as the stop: it ends before the first place where that part stands, and nothing that was
-   settled is taken back. */
+/* Uses every part of a text as the stop: the text ends before its first occurrence, and no settled text is taken
+   back. */
 static void a_text_ends_before_the_stop(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -225,7 +226,7 @@ static void a_text_ends_before_the_stop(void **unused) {
             options.heard = listen_to;
             options.user = &l;
             assert_ok(ctx, carry_generate(ctx, &m, &prompt, 1, &options, &result));
-            /* The last bytes of the whole may be there only because it ended in the middle of a character. */
+            /* The last bytes of the whole text may be there only because it ended in the middle of a character. */
             if (result.ending == CARRY_ENDED_BY_STOP) {
                 assert_int_equal(result.length, first - whole.text);
             } else {
@@ -241,7 +242,7 @@ static void a_text_ends_before_the_stop(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The end token gets the row of the head that wins, made larger. */
+/* Makes the end token likeliest: its row of the head is a multiple of the winning one. */
 static void a_text_ends_at_the_end_token(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -1,4 +1,4 @@
-/* GGUF files: what is written here is read back; every file cut off at any byte, and every number that does not fit, is
+/* GGUF files: a file written here reads back the same; a file cut off at any byte, and any number that does not fit, is
    refused with a message. */
 #include <stdio.h>
 #include <stdlib.h>

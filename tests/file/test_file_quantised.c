@@ -1,5 +1,5 @@
-/* Quantised weights of Hugging Face folders: what is read equals the arithmetic of their makers on the vectors of
-   tests/make_quantised.py, and whatever does not fit is refused by name. */
+/* Quantised weights of Hugging Face folders: the values read equal those of the original programs on the vectors of
+   tests/make_quantised.py, and files that do not fit are refused by name. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

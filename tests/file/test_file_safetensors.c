@@ -1,5 +1,5 @@
-/* Reading safetensors: what is written is read; a file cut off at any byte, or with any claim that does not fit, is
- * refused. */
+/* Reading safetensors: a written file reads back the same; a file cut off at any byte, or with a header that does not
+   fit, is refused. */
 #include "support.h"
 
 #include "file/safetensors.h"

@@ -1,4 +1,4 @@
-/* Writing safetensors: what is written is read back, whatever the order it was given in; a file cut off at any byte is
+/* Writing safetensors: a written file reads back the same, in any order of its tensors; a file cut off at any byte is
    refused; a failure leaves the old file. */
 #include "support.h"
 
@@ -151,7 +151,7 @@ static void what_cannot_be_written_leaves_the_old_file(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Once a write has failed, nothing that follows makes a file of it. */
+/* Once a write has failed, no later call produces a file. */
 static void what_was_abandoned_is_not_committed(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -162,7 +162,7 @@ static void what_was_abandoned_is_not_committed(void **unused) {
     assert_int_equal(access(writing.beside, F_OK), -1);
     assert_refused(ctx, CARRY_EIO, "cannot be written", carry_file_write(ctx, &writing, "abc", 3));
     assert_refused(ctx, CARRY_EIO, "cannot be written", carry_file_commit(ctx, &writing));
-    assert_int_equal(access(path, F_OK), 0); /* the one of the tests before */
+    assert_int_equal(access(path, F_OK), 0); /* the file of an earlier test */
     carry_ctx_free(ctx);
 }
 

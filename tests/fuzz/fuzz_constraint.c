@@ -41,7 +41,7 @@ static const carry_tokenizer *tokenizer(carry_ctx *ctx) {
     return made;
 }
 
-/* False: the walk has ended, or the constraint takes too much work. */
+/* False if the walk has ended, or if the constraint needs too much work. */
 static int step(carry_cursor *cursor, uint64_t seed, uint64_t at) {
     static const int32_t ends[] = {END};
     uint32_t mask[WORDS];

@@ -1,4 +1,4 @@
-/* Arbitrary bytes as controls: refused with an error message and nothing changed, or a state within bounds that is the
+/* Arbitrary bytes as controls: refused with an error message and without a change, or a state within bounds that is the
    same after it was written and applied. */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
-/* Arbitrary bytes as an envelope and as a result: refused with an error message, or a message that is written again
-   byte for byte. The first byte chooses whether the CRCs are made right first, which bytes at random never are. */
+/* Arbitrary bytes as an envelope and as a result: refused with an error message, or a message that encodes to the same
+   bytes again. The first byte chooses whether the CRCs are corrected first, since random bytes never have correct
+   ones. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,8 +45,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < 1 || size > MOST) {
         return 0;
     }
-    const bool sealed = data[0] % 2 == 1;  /* the message C is odd: seeds start as messages do */
-    unsigned char *message = malloc(size); /* of its own, so that a byte too many is seen */
+    const bool sealed = data[0] % 2 == 1;  /* the letter C is odd: seeds start like messages */
+    unsigned char *message = malloc(size); /* a separate block, so that a sanitizer sees a read beyond it */
     if (message == NULL) {
         return 0;
     }

@@ -1,4 +1,4 @@
-/* Arbitrary bytes as a GGUF file: refused with an error message, or every view lies inside the file and the texts of a
+/* Arbitrary bytes as a GGUF file: refused with an error message, or every view is inside the file and the texts of a
    model folder are made or refused. */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Any text as a problem: it is refused with an error message, or read and then planned by its family, however large:
+/* Any text as a problem: it is refused with an error message, or parsed and then planned by its family, however large:
    planning allocates no inputs. */
 #include <ctype.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static void silent(void *user, carry_log_level level, const char *line) {
     (void)line;
 }
 
-/* One for all inputs: its rates are measured once. */
+/* One context for all inputs: its rates are measured once. */
 static carry_ctx *context(void) {
     static carry_ctx *ctx;
     if (ctx == NULL && carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1,
@@ -70,7 +70,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         free(text);
         return 0;
     }
-    expect(strcmp(problem.text, text) == 0); /* nothing that had to be replaced for showing it is accepted */
+    expect(strcmp(problem.text, text) ==
+           0); /* a text with characters that had to be replaced for printing is not accepted */
     free(text);
     expect(problem.items >= 0 && problem.items <= CARRY_PROBLEM_ITEMS);
     for (int i = 0; i < problem.items; i++) {

@@ -1,5 +1,5 @@
-/* Arbitrary bytes as the head of an HTTP request: refused with a status and a message, or split into strings that lie
-   within the head. */
+/* Arbitrary bytes as the head of an HTTP request: refused with a status and a message, or split into strings inside the
+   head. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Arbitrary bytes as a safetensors file: refused with an error message, or every view lies inside the file. A mode byte
-   makes the header's length right, so that the fuzzer gets past it. */
+/* Arbitrary bytes as a safetensors file: refused with an error message, or every view is inside the file. A mode byte
+   corrects the header's length, so that the fuzzer gets past it. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* Arbitrary bytes as a file of a state: refused with an error message, or taken over as a whole. The first byte chooses
-   whether the header's length is made right, and whether hashes and the model are taken as right, so that the fuzzer
-   gets past them. */
+/* Arbitrary bytes as a state file: refused with an error message, or loaded completely. The first byte chooses whether
+   the header's length is corrected, and whether hashes and the model are assumed to be right, so that the fuzzer gets
+   past them. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,7 @@ static void silent(void *user, carry_log_level level, const char *line) {
     (void)line;
 }
 
-/* A layer of the delta rule and one of attention. */
+/* A model with a layer of the delta rule and one of attention. */
 static void make(void) {
     carry_lm_config c = carry_lm_config_default(&carry_lm_family_gated_deltanet);
     carry_lm *lm;

@@ -1,7 +1,7 @@
 /* Arbitrary bytes as a tokenizer.json, and as a text: a file is refused with an error message, or is a tokenizer that
-   encodes and decodes, and is the same after it is written and read. Input: a mode byte, then the file alone (0);
-   pieces that go into a small good file (1), a token, a merge, and then the text; the regular expression of a Split,
-   and a text (2). */
+   encodes and decodes, and is the same after it is written and read. The first byte is the mode: 0, the file alone; 1,
+   a token, a merge and then the text, where the first two are inserted into a small valid file; 2, the regular
+   expression of a Split, and a text. */
 #include <ctype.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -81,7 +81,7 @@ static void check(carry_ctx *ctx, const char *file, size_t file_length, const ui
     carry_tokenizer_close(tokenizer);
 }
 
-/* The byte tokenizer's file with more tokens and merges at the end of each. */
+/* The byte tokenizer's file with tokens and merges added at the end of each list. */
 static void check_inserted(carry_ctx *ctx, const uint8_t *data, size_t size) {
     carry_tokenizer *bytes;
     char *written;
@@ -89,7 +89,7 @@ static void check_inserted(carry_ctx *ctx, const uint8_t *data, size_t size) {
     expect(carry_tokenizer_bytes(ctx, &bytes, NULL, 0) == CARRY_OK);
     expect(carry_tokenizer_write(ctx, bytes, &written, &length) == CARRY_OK);
     carry_tokenizer_close(bytes);
-    size_t vocabulary = size > 0 ? data[0] % size : 0; /* how much of the input goes where */
+    size_t vocabulary = size > 0 ? data[0] % size : 0; /* the division of the input into parts */
     size_t merges = size > 0 ? (size - vocabulary) / 2 : 0;
     char *middle = strstr(written, "\n    },\n    \"merges\": [");
     char *end = strstr(written, "]\n  }\n}\n");

@@ -1,6 +1,6 @@
-/* Any bytes as a wisdom file. The first byte says how they are given: as they are; with the line of their checksum
-   added, so that the fuzzer gets past it; or as lines between a right beginning and a right end. What is read can be
-   printed, and what is printed can be read. */
+/* Any bytes as a wisdom file. The first byte chooses how they are used: as they are; with a line of their checksum
+   added, so that the fuzzer gets past it; or as lines between a valid beginning and a valid end. Wisdom that was read
+   can be printed and read again. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

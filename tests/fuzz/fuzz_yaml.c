@@ -1,5 +1,5 @@
 /* Any bytes as YAML, and as a page of the library: refused with an error message, or a tree whose counts, keys and
-   places hold; a page that is read can be written as JSON. */
+   positions are consistent; a page that is read can be written as JSON. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

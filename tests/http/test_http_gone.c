@@ -1,4 +1,4 @@
-/* Clients that go away, do not read or send rubbish while their response is made; servers that stop. */
+/* Clients that disconnect, do not read or send rubbish while their response is produced; servers that stop. */
 #include <stdatomic.h>
 
 #include "http_held.h"
@@ -12,7 +12,7 @@ static carry_http_options options_of(held *h) {
     return (carry_http_options){.routes = routes, .route_count = 1, .user = h, .queue = QUEUE};
 }
 
-/* Fills the queue until it refuses. */
+/* Writes until the queue is full. */
 static void fill(held *h) {
     static unsigned char bytes[PIECE];
     int written = 0;
@@ -41,7 +41,7 @@ static void test_a_client_that_goes_is_noticed(void **state) {
     assert_true(flag_wait(&h.gone, 2));
     assert_int_equal(carry_http_write(h.response, "x", 1), CARRY_HTTP_GONE);
     carry_http_end(h.response);
-    to = begin(&s, &h); /* a whole answer that comes too late */
+    to = begin(&s, &h); /* a complete answer that comes too late */
     (void)close(to);
     assert_true(flag_wait(&h.gone, 3));
     carry_http_reply(h.response, 200, "text/plain", "x", 1);
@@ -57,13 +57,14 @@ static void test_a_client_that_does_not_read_is_dropped(void **state) {
     carry_http_options options = options_of(&h);
     options.patience = 1.0;
     site_open(&s, &options);
-    int idle = begin(&s, &h); /* waits for its response longer than the patience: that is not its fault */
+    int idle = begin(&s, &h); /* waits for its response longer than the patience: it must not be dropped */
     carry_http_response *slow = h.response;
     int to = begin(&s, &h);
     assert_int_equal(carry_http_begin(h.response, 200, "text/plain"), CARRY_HTTP_QUEUED);
     static unsigned char bytes[PIECE];
     carry_http_sent sent = CARRY_HTTP_QUEUED;
-    for (double until = carry_seconds() + PATIENCE; sent != CARRY_HTTP_GONE;) { /* sockets take a few megabytes first */
+    for (double until = carry_seconds() + PATIENCE;
+         sent != CARRY_HTTP_GONE;) { /* sockets buffer a few megabytes first */
         sent = carry_http_write(h.response, bytes, PIECE);
         (void)poll(NULL, 0, sent == CARRY_HTTP_FULL ? 10 : 0);
         assert_true(carry_seconds() < until);
@@ -122,7 +123,7 @@ static void test_stopping_the_server_tells_the_responders(void **state) {
     (void)close(second);
 }
 
-/* Many responders on their own threads, clients that stay and clients that go at any moment. */
+/* Many responders on their own threads, with clients that stay and clients that leave at any moment. */
 typedef struct crowd {
     pthread_mutex_t lock;
     int running;
@@ -148,7 +149,7 @@ static void *work(void *user) {
     }
     carry_http_end(j->response);
     crowd *c = j->of;
-    free(j); /* no callback comes after the end */
+    free(j); /* no callback is called after the end */
     (void)pthread_mutex_lock(&c->lock);
     c->running--;
     (void)pthread_cond_signal(&c->none);
@@ -202,7 +203,7 @@ typedef struct blocker {
     signal_flag entered, released;
 } blocker;
 
-/* On the server's thread, which does nothing else meanwhile. */
+/* Blocks the server's thread. */
 static void block(void *user, carry_http_response *response, const carry_http_request *request) {
     (void)request;
     blocker *b = user;
@@ -217,7 +218,7 @@ static void answer(void *user, carry_http_response *response, const carry_http_r
     carry_http_reply(response, 200, "text/plain", "here", 4);
 }
 
-/* A client is not slow because the server was: its request came in time and waits in the socket. */
+/* A client is not dropped because the server was slow: its request arrived in time and waits in the socket. */
 static void test_a_late_server_reads_before_it_drops(void **state) {
     (void)state;
     static const carry_http_route own[] = {{"GET", "/block", block, 0}, {"GET", "/answer", answer, 0}};

@@ -130,7 +130,7 @@ static void piece_of(unsigned char *bytes, int number) {
     }
 }
 
-/* Writes all pieces, waiting whenever the queue is full; returns how often it was. */
+/* Writes all pieces and waits whenever the queue is full; returns how often it waited. */
 static int write_pieces(held *h) {
     unsigned char bytes[PIECE];
     int waits = 0;
@@ -174,7 +174,7 @@ static void test_a_slow_reader_gets_everything_through_a_bounded_queue(void **st
     }
     void *waits;
     assert_int_equal(pthread_join(writer, &waits), 0);
-    assert_true(*(int *)waits > 0); /* the writer had to wait: nothing grows without bounds */
+    assert_true(*(int *)waits > 0); /* the writer had to wait: the queue is bounded */
     free(waits);
     text[length] = '\0';
     char *body = strstr(text, "\r\n\r\n") + 4;

@@ -13,7 +13,7 @@ typedef struct sockets {
     talk *talks[8];
     int opened, closed;
     signal_flag changed;
-    int news; /* sent to everyone after a wake */
+    int news; /* sent to all clients after a wake */
 } sockets;
 
 static void *opened(void *user, carry_http_socket *socket) {

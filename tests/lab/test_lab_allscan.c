@@ -1,5 +1,5 @@
-/* Problems of several ranks: what they are, that all ranks go through the same calls, what is counted, and criteria
-   over it. Ranks are threads; test_allscan.sh has those of mpirun. */
+/* Problems of several ranks: their definition, that all ranks make the same calls, counts, and criteria over them.
+   Ranks are threads here; test_allscan.sh has those of mpirun. */
 #include "bench/bench_ranks.h"
 #include "lab/experiment/criteria.h"
 
@@ -84,7 +84,7 @@ static void test_how_many_ranks_a_problem_is_for(void **state) {
     assert_int_equal(carry_collective_ranks(ctx, "zebra:p2"), 0);
 }
 
-/* How often each is asked, so that a result has come from every rank's runs. */
+/* Counts the results, which must come from every rank's runs. */
 typedef struct kept {
     int results;
     double sum;
@@ -108,7 +108,8 @@ static const carry_bench_result *result_of(const carry_bench_result *results, in
     return NULL;
 }
 
-/* h K V numbers of 2 bytes for the chain; for gather the pairs of all ranks before, but the first one's needs no M. */
+/* The chain receives h K V numbers of 2 bytes; gather receives the pairs of all earlier ranks, without the M of the
+   first. */
 static void test_every_kind_is_right_and_the_chain_receives_as_much_on_any_number_of_ranks(void **state) {
     (void)state;
     static const char *const kinds[] = {"wy", "factors:r5:reversed", "diagonal:initial"};
@@ -142,7 +143,7 @@ static void test_every_kind_is_right_and_the_chain_receives_as_much_on_any_numbe
     }
 }
 
-/* Enough runs that ranks which counted by their own clocks would not agree on when to end. */
+/* Enough runs that ranks which counted by their own clocks would end at different ones. */
 static void test_ranks_agree_on_how_many_runs_there_are(void **state) {
     (void)state;
     carry_bench_result results[CARRY_BENCH_METHODS];
@@ -193,7 +194,7 @@ static void test_the_delta_rule_over_ranks_is_right(void **state) {
     }
 }
 
-/* The same from ranks that there are: more than the problem is for, and too few. */
+/* The same on existing ranks: more than the problem needs, and too few. */
 static carry_status bench_on_five(void *user, carry_comm *comm) {
     int *counts = user;
     carry_ctx *own = carry_comm_ctx(comm);

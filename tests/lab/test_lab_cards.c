@@ -1,4 +1,4 @@
-/* The reference library: a page is read as written; every rule of check fires on a library that breaks it and on none
+/* The reference library: a page reads as written; every rule of check finds a library that breaks it and accepts one
    that keeps it; a page cut off anywhere is refused or read, never a crash. */
 #include "support.h"
 
@@ -106,14 +106,14 @@ static void a_page_is_read_as_written(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Every prefix, and every byte replaced by a few hostile ones. What is accepted has an id. */
+/* Every prefix, and every byte replaced by a few hostile ones. An accepted page has an id. */
 static void a_page_cut_off_or_damaged_anywhere_is_no_crash(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_page page;
     int accepted = 0;
     for (size_t length = 0; length < strlen(card_a); length++) {
-        char *cut = malloc(length + 1); /* exactly as long, so that a byte read beyond it is seen */
+        char *cut = malloc(length + 1); /* exactly this size, so that a sanitizer sees a read beyond it */
         assert_non_null(cut);
         memcpy(cut, card_a, length);
         if (carry_page_parse(ctx, &page, CARRY_PAGE_CARD, "cards/a.md", cut, length) == CARRY_OK) {
@@ -125,7 +125,7 @@ static void a_page_cut_off_or_damaged_anywhere_is_no_crash(void **unused) {
         }
         free(cut);
     }
-    /* From the closing line of dashes on, of which the newline may be missing, a cut page is a page. */
+    /* A page cut behind its closing line of dashes, whose newline may be missing, is still a page. */
     assert_int_equal(accepted, (int)strlen("\n\nThe body.\n"));
     static const char bytes[] = {'\0', '\n', '"', ':', '[', '{', '-', '&', '*', '!', '|', '\t', (char)0xff, '\x1b'};
     for (size_t at = 0; at < strlen(card_a); at++) {
@@ -381,7 +381,7 @@ static void words_are_found_and_syntax_is_only_words(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The topic lists b first, but b needs a; and a circle ends. */
+/* The topic lists b first, but b needs a; a circle of needs terminates. */
 static void an_order_puts_first_what_is_needed(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -418,7 +418,7 @@ static void a_folder_that_is_not_a_library_is_refused(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A page that cites an older run of an experiment than the newest is warned of, unless it cites both. */
+/* A page that cites an older run of an experiment gets a warning, unless it also cites the newest. */
 static void superseded_runs_are_warned_of(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, "plain", NULL);

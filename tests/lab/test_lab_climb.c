@@ -1,5 +1,5 @@
-/* The climb log: what is written is read, an edit at any place is found, figures that do not agree are refused; and the
-   figures of profile commands. */
+/* The climb log: a written log reads back the same, an edit at any place is found, figures that do not agree are
+   refused; and the figures of profile commands. */
 #include <math.h>
 
 #include "core/file.h"
@@ -35,7 +35,7 @@ static carry_climb_entry entry_with(const char *title, const char *decision, dou
                                .best_share = best_samples != NULL ? 0.25 : (double)NAN};
 }
 
-/* Appends to *log, which is replaced; *text is the file, freed and made anew. */
+/* Appends an entry to *log, which is replaced, and to *text, the file, which is freed and allocated again. */
 static void append(carry_ctx *ctx, carry_climb_log **log, char **text, size_t *length, const carry_climb_entry *entry) {
     char *grown;
     assert_ok(ctx, carry_climb_log_append(ctx, &grown, length, *log, &head, entry));
@@ -45,8 +45,8 @@ static void append(carry_ctx *ctx, carry_climb_log **log, char **text, size_t *l
     assert_ok(ctx, carry_climb_log_parse(ctx, log, grown, *length, "climb.md"));
 }
 
-/* Baseline at 100, one kept at 1.2 times the best's 100 of that day, one refused, one without figures, one kept at 1.5
-   times a best that measured 240 where it had measured 120: the machine is twice as fast as it was. */
+/* A baseline of 100; one kept at 1.2 times the best, which measured 100 that day; one refused; one without figures; one
+   kept at 1.5 times a best that measured 240 instead of 120: the machine is twice as fast as before. */
 static carry_climb_log *sample_log(carry_ctx *ctx, char **text, size_t *length) {
     double baseline[] = {99.0, 100.0, 101.0};
     double faster[] = {121.0, 119.0, 120.0};
@@ -142,7 +142,7 @@ static void test_lines_that_go_or_come_or_change_places_are_found(void **state) 
     for (char *line = text; *line != '\0'; line = strchr(line, '\n') + 1) {
         size_t before = (size_t)(line - text);
         size_t size = (size_t)(strchr(line, '\n') + 1 - line);
-        memcpy(edited, text, before); /* without it; the last line's loss is a log that is not closed */
+        memcpy(edited, text, before); /* without the line; without the last line, the log is not closed */
         memcpy(edited + before, line + size, length - before - size);
         expect_edited(ctx, edited, length - size);
         memcpy(edited + before, line, size); /* twice */
@@ -159,7 +159,7 @@ static void test_lines_that_go_or_come_or_change_places_are_found(void **state) 
     free(text);
 }
 
-/* A cut at the end of an entry leaves a shorter log that is whole (git tells that one); any other is found. */
+/* A cut at the end of an entry leaves a shorter valid log (git shows that one); any other cut is found. */
 static void test_a_cut_is_found_at_every_byte(void **state) {
     carry_ctx *ctx = *state;
     char *text;
@@ -178,7 +178,7 @@ static void test_a_cut_is_found_at_every_byte(void **state) {
     free(text);
 }
 
-/* Somebody who makes the checksums right again is still caught by what the figures say. */
+/* Corrects all checksums, so that a forged figure must be found by its own contradiction. */
 static void resign(char *text, size_t length) {
     for (char *at = text; (at = strstr(at, "- checksum: ")) != NULL; at += 12) {
         char crc[16];
@@ -256,7 +256,7 @@ static void test_profile_lines_are_understood(void **state) {
     assert_true(f.throughput == 3.0 && isnan(f.share));
     f = figure_of(ctx, "{\"throughput\": 2}\n{\"throughput\": 8}\n"); /* the geometric mean */
     assert_true(fabs(f.throughput - 4.0) < 1e-8);
-    /* A bench: of a the planned line, of b, where none is planned, the fastest. */
+    /* A bench: the planned line of a, and the fastest line of b, which has no planned one. */
     f = figure_of(ctx, "{\"ceilings\": {\"gemm_gflops\": 100}}\n"
                        "{\"problem\": \"a\", \"median_s\": 0.1, \"gflops\": 90, \"planned\": false}\n"
                        "{\"problem\": \"a\", \"median_s\": 0.5, \"gflops\": 10, \"planned\": true}\n"
@@ -270,7 +270,7 @@ static void test_profile_lines_are_understood(void **state) {
     f = figure_of(ctx, "{\"category\": \"walk\", \"share\": 0.61}\n{\"category\": \"copy\", \"share\": 0.2}\n"
                        "{\"throughput\": 1}");
     assert_string_equal(f.hotspots, "walk 61 %, copy 20 %");
-    /* carry profile bench --json: its rates belong to places, the bench's line is the figure. */
+    /* carry profile bench --json: the rates belong to spans; the line of the bench is the figure. */
     f = figure_of(ctx, "{\"problem\": \"a\", \"median_s\": 0.5, \"planned\": true}\n"
                        "{\"by\": \"category\", \"category\": \"scan\", \"share\": 0.9, \"tokens_per_s\": 5}\n"
                        "{\"by\": \"place\", \"category\": \"scan\", \"name\": \"walk\", \"place\": \"walk.c:30\","

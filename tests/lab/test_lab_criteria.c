@@ -1,4 +1,4 @@
-/* Criteria: what is understood, what it gives on results made by hand, and what is refused with its column. */
+/* Criteria: accepted expressions, their values on results made by hand, and refusals with their column. */
 #include "lab/experiment/criteria.h"
 
 #include <math.h>
@@ -21,7 +21,8 @@ static int close_context(void **state) {
 
 #define GPU "there is no GPU here"
 
-/* slow takes 8 ms and 64 ms, fast is 2 and 4 times faster; n64 has another pair; one problem needs what is not here. */
+/* slow takes 8 ms and 64 ms, fast is 2 and 4 times faster; n64 has another pair; one problem needs something that is
+   missing here. */
 static const carry_outcome outcomes[] = {
     {.problem = "scan:dense:f32:t10:n32",
      .stage = "cpu",
@@ -99,7 +100,7 @@ static const carry_outcome outcomes[] = {
      .method = "fast",
      .device = "cuda",
      .reason = GPU},
-    /* only one of them runs here */
+    /* fast runs on this problem, slow does not */
     {.problem = "scan:dense:f16:t10:n8",
      .stage = "half",
      .method = "fast",
@@ -110,7 +111,7 @@ static const carry_outcome outcomes[] = {
      .error = 1e-3,
      .error_absolute = NAN,
      .bound = 1e-2},
-    /* a fast one that is wrong, and one whose result has a NaN, which counts as an endless error */
+    /* a fast method that is wrong, and one whose result has a NaN, which counts as an infinite error */
     {.problem = "scan:dense:f16:t10:n9",
      .stage = "bad",
      .method = "wrong",
@@ -280,7 +281,7 @@ static void test_every_function_gives_the_worst_of_what_fits(void **state) {
     for (int i = 0;; i++) { /* each is in the help */
         const char *about = NULL;
         if (carry_criterion_function(i, &about) == NULL) {
-            assert_int_equal(i, 22); /* received and exposed are of ranks: test_lab_allscan.c */
+            assert_int_equal(i, 22); /* received and exposed belong to ranks: test_lab_allscan.c */
             break;
         }
         assert_true(strlen(about) > 0);
@@ -303,7 +304,7 @@ static void test_the_overlap_of_streams(void **state) {
     not_measured("has no figure", "slower_stage(fast, stage=cpu) > 0");
     gives(38e-3, "denoise(pipeline, depth=2) + clean(pipeline, depth=2)");
     gives(0.4, "decode(pipeline, depth=2) / slower_stage(pipeline, depth=2)");
-    not_measured("has no figure", "recompute(pipeline, depth=2) > 0"); /* it has none */
+    not_measured("has no figure", "recompute(pipeline, depth=2) > 0"); /* the pipeline has no such figure */
     not_measured("has no figure", "decode(fast, stage=cpu) > 0");
 }
 
@@ -312,7 +313,7 @@ static void test_growth_is_the_least_along_every_series(void **state) {
     gives(2, "grows(speedup(fast, slow, f32), t)"); /* from 2 to 4 */
     gives(4, "grows(time(fast, f32), t)");
     gives(2.5, "grows(products(slow, f32), t)");
-    /* Two widths: one grows by 3, the other shrinks to a third, whichever is listed first. */
+    /* Two widths: one grows by 3, the other shrinks to a third. The order of the list does not matter. */
     const carry_outcome two[] = {{.problem = "scan:n1:t8", .stage = "", .method = "m", .median = 1},
                                  {.problem = "scan:n2:t8", .stage = "", .method = "m", .median = 3},
                                  {.problem = "scan:n1:t16", .stage = "", .method = "m", .median = 3},
@@ -328,13 +329,13 @@ static void test_growth_is_the_least_along_every_series(void **state) {
     refuse("column 7: no two problems that fit differ in 't' alone", "grows(speedup(fast, slow, t=10, f32), t) > 1");
     refuse("no two problems that fit differ in 'q' alone", "grows(speedup(fast, slow), q) > 1");
     refuse("no two problems that fit differ in 'f' alone",
-           "grows(time(fast), f) > 1"); /* f32 and f16 are no sizes of f */
+           "grows(time(fast), f) > 1"); /* f32 and f16 are not sizes of f */
 }
 
 static void test_what_was_not_measured_says_why(void **state) {
     (void)state;
     not_measured("fast on scan:dense:bf16:t10:n64:device=cuda: " GPU, "speedup(fast, slow, device=cuda) >= 1");
-    not_measured(GPU, "speedup(fast, slow) >= 1"); /* one of those that fit lacks it: the worst is not known */
+    not_measured(GPU, "speedup(fast, slow) >= 1"); /* one matching outcome lacks the figure, so the worst is unknown */
     not_measured(GPU, "1 < time(slow, bf16)");
     not_measured(GPU, "time(slow, f32) / time(slow, stage=gpu) < 1"); /* division by a missing result */
     not_measured(GPU, "time(slow, stage=gpu) / time(slow, f32) < 1");
@@ -345,8 +346,8 @@ static void test_what_was_not_measured_says_why(void **state) {
     not_measured("a logarithm of -1", "log2(-1) > 1");
     not_measured("absolute_error of fast on scan:dense:f16:t10:n8 has no figure", "absolute_error(fast, f16) < 1");
     not_measured("error of free on scan:dense:f32:t10:n7 has no figure", "error(free) < 1");
-    is(CARRY_MET, "time(free) < 1"); /* what was not compared was timed all the same, by a person's wish */
-    is(CARRY_MET, "max(speedup(fast, slow)) >= 4"); /* a chosen one is among those that were measured */
+    is(CARRY_MET, "time(free) < 1");                /* timed without a comparison, because a person asked for it */
+    is(CARRY_MET, "max(speedup(fast, slow)) >= 4"); /* a maximum needs only the outcomes that were measured */
 }
 
 static void test_the_time_of_a_wrong_result_is_not_measured(void **state) {
@@ -362,7 +363,7 @@ static void test_the_time_of_a_wrong_result_is_not_measured(void **state) {
 
 static void test_speedups_are_over_the_problems_that_both_run(void **state) {
     (void)state;
-    gives(2, "speedup(fast, slow, device=cpu)"); /* the f16 one has no slow */
+    gives(2, "speedup(fast, slow, device=cpu)"); /* the f16 problem has no slow */
     refuse("no problem of the grid with the method fast and with slow fits its filters",
            "speedup(fast, slow, f16) > 1");
     refuse("no problem of the grid with the method wrong and with slow fits", "speedup(wrong, slow) > 1");
@@ -435,7 +436,7 @@ static void test_hostile_lengths_and_nesting(void **state) {
     carry_criterion_free(c);
 }
 
-/* Cut at every letter: understood or refused, and nothing else. */
+/* An expression cut at every letter is accepted or refused, and nothing else happens. */
 static void test_cut_at_every_letter(void **state) {
     (void)state;
     static const char whole[] =

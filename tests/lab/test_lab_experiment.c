@@ -1,4 +1,4 @@
-/* Experiments: the grid that a file lays out, what is refused before anything runs, the decision. */
+/* Experiments: the grid that a file describes, refusals before anything runs, the decision. */
 #include "lab/experiment/experiment.h"
 
 #include <math.h>
@@ -197,7 +197,7 @@ static void test_lengths_and_counts_are_bounded(void **state) {
     free(text);
 }
 
-/* What this machine lacks is a reason, what is misspelt beside it is still an error. */
+/* A need that this machine lacks is a reason to skip; a misspelt need beside it is still an error. */
 static void test_needs_that_are_not_here(void **state) {
     (void)state;
 #define RANKS                                                                                                 \
@@ -251,7 +251,7 @@ static void test_decisions(void **state) {
     assert_int_equal(run(TIMED SUCCESS "failure:\n  - time(cyclic) > 0\n", NULL, NULL), CARRY_STOP);
     assert_int_equal(run(TIMED SUCCESS "failure:\n  - time(cyclic) > 1e9\n", NULL, NULL), CARRY_PROCEED);
     assert_int_equal(run(TIMED "success:\n  - time(cyclic) / (1 - 1) > 0\n", NULL, NULL), CARRY_INCOMPLETE);
-    /* What is known to be bad is known, whatever else was not measured. */
+    /* A criterion that fails decides, even if another one was not measured. */
     assert_int_equal(run(TIMED "success:\n  - time(cyclic) / (1 - 1) > 0\n  - 1 > 2\n", NULL, NULL), CARRY_STOP);
     carry_experiment *e;
     assert_int_equal(run(TIMED "    stage: one\n  - problem: scan:dense:t9:n2\n    stage: two\n" SUCCESS, "one", &e),
@@ -263,7 +263,7 @@ static void test_decisions(void **state) {
     carry_experiment_free(e);
 }
 
-/* `runs`: samples are the medians of runs, each of which opens the problem anew. */
+/* `runs`: samples are the medians of several runs, each of which opens the problem again. */
 static void test_a_problem_is_measured_several_times(void **state) {
     (void)state;
     carry_experiment *e;
@@ -313,7 +313,7 @@ static void test_runs_are_combined_by_their_medians(void **state) {
     assert_string_equal(all.results[1].reason, "no memory");
 }
 
-/* The price of a GPU's hour makes money of a training's seconds; without a price money is not measured. */
+/* The price of a GPU hour turns the seconds of a training into money; without a price, money is not measured. */
 static void test_costs_in_money(void **state) {
     (void)state;
     static const char *const prices[] = {"", "price: {gpu_hour: 2.5}\n"};
@@ -339,7 +339,7 @@ static void test_costs_in_money(void **state) {
     refuse(":4:32: unknown key", HEAD METHODS "price: {gpu_hour: 1, cpu_hour: 1}\n" GRID SUCCESS);
 }
 
-/* Times that spread beyond the limit of their stage decide nothing; errors do. */
+/* Times that spread beyond the limit of their stage decide nothing; errors still decide. */
 static void test_times_that_spread_are_not_measured(void **state) {
     (void)state;
     static const struct {
@@ -373,7 +373,7 @@ static void test_times_that_spread_are_not_measured(void **state) {
     refuse(":4:9: 'spread' must be more than 0", HEAD METHODS "spread: 0\n" GRID SUCCESS);
 }
 
-/* A method that does not apply to a problem is not measured, with the planner's own reason. */
+/* A method that does not apply to a problem is reported as not measured, with the planner's reason. */
 static void test_a_method_that_does_not_apply_has_a_reason(void **state) {
     (void)state;
     carry_experiment *e;
@@ -438,7 +438,7 @@ static void test_the_shipped_experiments_load(void **state) {
     }
 }
 
-/* 055 says proceed only of measured GPUs: ranks with a GPU each are a stage, and not those that share one. */
+/* 055 proceeds only on measured GPUs: the stage needs ranks with a GPU each, not ranks that share one. */
 static void test_055_needs_a_gpu_for_each_rank(void **state) {
     (void)state;
     char file[512];
@@ -454,7 +454,7 @@ static void test_055_needs_a_gpu_for_each_rank(void **state) {
     }
     assert_int_equal(ranks, 6); /* 2, 4 and 8 ranks, two kinds */
     carry_decision decision;
-    for (int i = 0; i < e->outcomes; i++) { /* everything measured but the GPUs: not enough */
+    for (int i = 0; i < e->outcomes; i++) { /* everything is measured except the GPUs: not enough */
         carry_outcome *o = &e->outcome[i];
         o->pending = strstr(o->problem, ":device=gpus") != NULL;
         o->reason[o->pending ? 1 : 0] = '\0';
@@ -466,7 +466,7 @@ static void test_055_needs_a_gpu_for_each_rank(void **state) {
     carry_experiment_free(e);
 }
 
-/* A file cut at every byte is an experiment or an error message. */
+/* A file cut at every byte is a valid experiment or gives an error message. */
 static void test_cut_at_every_byte(void **state) {
     (void)state;
     static const char whole[] =

@@ -1,4 +1,4 @@
-/* carry runs import: a run that was exported is the same run in another store; damaged files change nothing. */
+/* carry runs import: an exported run is the same run in another store; damaged files change nothing. */
 #include <math.h>
 #include <sys/stat.h>
 
@@ -23,7 +23,7 @@ static void write_text(const char *name, const char *text, size_t length) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* A run with something in every list, as the export of a store of its own. */
+/* Exports a run with an entry in every list from a separate store. */
 static void export_a_run(void) {
     carry_store *store = open_store();
     int64_t run;
@@ -101,7 +101,7 @@ static void test_an_exported_run_is_imported_once(void **state) {
     assert_true(got->result[0].is.planned && isnan(got->result[0].is.share) && got->result[0].is.error == 1e-7);
     assert_string_equal(got->criterion[0].verdict, "met");
     assert_true(got->metric[0].step == 4 && got->metric[0].value == 1.5);
-    assert_int_equal(got->artefacts, 1); /* short texts travel, a trace does not */
+    assert_int_equal(got->artefacts, 1); /* short texts are exported, a trace is not */
     assert_string_equal(got->artefact[0].text, "text: docs");
     carry_run_free(got);
     assert_ok(ctx, carry_store_import(store, EXPORTED, &all, &count));
@@ -111,7 +111,7 @@ static void test_an_exported_run_is_imported_once(void **state) {
     carry_store_close(store);
 }
 
-/* Cut at every byte, of a newer format, of no format: refused, and the store stays as it was. */
+/* A file cut at every byte, of a newer format or of no format is refused, and the store stays as it was. */
 static void test_damaged_files_change_nothing(void **state) {
     (void)state;
     export_a_run();
@@ -157,7 +157,7 @@ static void test_damaged_files_change_nothing(void **state) {
     free(text);
 }
 
-/* Without git nothing is known of changes: neither clean nor changed. */
+/* Without git the state of the sources is unknown: neither clean nor changed. */
 static void test_an_unknown_commit_is_stored_as_unknown(void **state) {
     (void)state;
     char before[4096];

@@ -1,4 +1,4 @@
-/* Jobs: what Slurm answers, what it is given, logs, verdicts, and the queue with this very program as its worker. */
+/* Jobs: Slurm's answers and input, logs, verdicts, and the queue with this program as its worker. */
 #include <fcntl.h>
 #include <sqlite3.h>
 #include <sys/stat.h>
@@ -69,7 +69,7 @@ static void test_slurm_ids_are_parsed_strictly(void **state) {
     free(cluster);
 }
 
-/* What a shell makes of the script is what was asked for, byte by byte, and the verdict is there. */
+/* The shell that runs the script passes every argument on unchanged, byte by byte, and writes the verdict. */
 static void test_the_batch_script_keeps_every_argument(void **state) {
     const fixture *f = *state;
     const char *const arguments[] = {"printf",    "[%s]", "a b", "it's", "'", "''", "\"",      "$HOME",    "`id`",
@@ -92,7 +92,7 @@ static void test_the_batch_script_keeps_every_argument(void **state) {
     free(script);
 }
 
-/* Against the plain definition, over sizes about the block of 65536 bytes. */
+/* Compared with the plain definition, over sizes around the block of 65536 bytes. */
 static void test_the_tail_of_a_log_is_its_last_lines(void **state) {
     const fixture *f = *state;
     static const size_t sizes[] = {0, 1, 2, 3, 100, 65535, 65536, 65537, 131072, 131073, 200000};
@@ -133,7 +133,7 @@ static void execute(const fixture *f, const char *sql) {
     }
 }
 
-/* A row of a process that was killed, with its record; the host and the boot are others. */
+/* A row of a process that was killed, with its record, from another host and boot. */
 static int64_t row_in_state(const fixture *f, const char *state, const char *arguments) {
     char sql[2048];
     char log[CARRY_JOB_PATH];
@@ -150,7 +150,7 @@ static int64_t row_in_state(const fixture *f, const char *state, const char *arg
     return id;
 }
 
-/* A row in the queue, from this host since it was started, for the store where it is. */
+/* A queued row, submitted from this host since its boot, for the store at its present path. */
 static int64_t row_in_queue(const fixture *f, const char *arguments) {
     char sql[2048];
     int64_t id = row_in_state(f, "queued", arguments);
@@ -215,7 +215,7 @@ static void test_rows_left_by_the_killed_are_lost(void **state) {
     assert_refused(f->ctx, CARRY_ENOTFOUND, "no job 99", carry_job_refresh(f->store, &job, 99));
 }
 
-/* A damaged row, one without its environment: each fails alone, and the queue goes on. */
+/* A damaged row and one without its environment: each fails by itself, and the queue goes on. */
 static void test_a_job_that_cannot_start_does_not_stop_the_queue(void **state) {
     const fixture *f = *state;
     static const char *const damaged[] = {"[]", "nonsense", "[1]", "{}", "[\"true\"]"};
@@ -245,7 +245,8 @@ static void test_a_job_that_cannot_start_does_not_stop_the_queue(void **state) {
     free(jobs);
 }
 
-/* Each of host, boot, folder and a difference from the record alone holds a job; nothing but release starts it. */
+/* A job is held if any one of host, boot and folder differs, or if it differs from its record; only release starts
+   it. */
 static void test_jobs_submitted_elsewhere_are_held(void **state) {
     const fixture *f = *state;
     static const struct {
@@ -284,7 +285,7 @@ static void test_jobs_submitted_elsewhere_are_held(void **state) {
     }
 }
 
-/* No state, known or not, lets a row without its record be acted upon. */
+/* A row without its record is held in every state, known or not. */
 static void test_rows_without_a_record_are_held(void **state) {
     const fixture *f = *state;
     static const char *const states[] = {"queued", "running", "cancelling", "held", "Running", "unheard-of", ""};
@@ -346,7 +347,7 @@ static void test_requests_that_cannot_be(void **state) {
 /* carry_job_submit starts this program as the worker. */
 static int work(const char *path) {
     if (access(path, F_OK) != 0) {
-        return 2; /* a second worker that starts after the test has ended must not make a store anew */
+        return 2; /* a second worker that starts after the test has ended must not create a new store */
     }
     carry_ctx *ctx;
     carry_store *store = NULL;

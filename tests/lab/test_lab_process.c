@@ -1,4 +1,4 @@
-/* Starting other programs: what they give, and that every wait has an end. */
+/* Running other programs: their output and exit codes, and a limit on every wait. */
 #include "lab/process.h"
 
 #include <fcntl.h>
@@ -36,7 +36,7 @@ static carry_process_result run(const carry_process *process) {
     return result;
 }
 
-/* Gone, or a zombie that init has not fetched yet. */
+/* The process is gone, or a zombie that init has not collected yet. */
 static void assert_gone(int64_t pid) {
     support_wait_for(carry_alive_start(pid) < 0);
 }
@@ -70,7 +70,7 @@ static void test_a_short_program_is_not_waited_for_longer_than_it_runs(void **st
     (void)state;
     double spent;
     const double end = carry_seconds() + SUPPORT_PATIENCE;
-    do { /* the waits for a program that runs on are a tenth of a second: with them, no run would be shorter */
+    do { /* waits for a running program are a tenth of a second: if there were one, no run would be shorter */
         const double started = carry_seconds();
         carry_process_result r = run(&(carry_process){.arguments = (const char *const[]){"true", NULL}});
         spent = carry_seconds() - started;
@@ -82,7 +82,7 @@ static void test_a_short_program_is_not_waited_for_longer_than_it_runs(void **st
 
 static void test_input_reaches_it_whole_and_none_is_an_end(void **state) {
     (void)state;
-    size_t length = 3000000; /* far beyond a pipe's room: both directions must move at once */
+    size_t length = 3000000; /* far more than a pipe holds: both directions must move at once */
     char *input = malloc(length);
     assert_non_null(input);
     for (size_t i = 0; i < length; i++) {
@@ -97,7 +97,7 @@ static void test_input_reaches_it_whole_and_none_is_an_end(void **state) {
     assert_int_equal(r.output_length, 0);
     assert_false(r.timed_out);
     carry_process_free(&r);
-    /* One that reads nothing of it, or ends in the middle, ends neither us nor the exchange. */
+    /* A program that reads no input, or ends in the middle, ends neither this process nor the exchange. */
     r = run(&(carry_process){.arguments = SHELL("exit 4"), .input = input, .input_length = length});
     assert_int_equal(r.code, 4);
     carry_process_free(&r);
@@ -156,7 +156,7 @@ static void test_running_out_of_time_ends_the_whole_group(void **state) {
     assert_gone(first);
     assert_gone(second);
     carry_process_free(&r);
-    /* One that ignores the signal itself gets the other. */
+    /* A program that ignores the first signal gets SIGKILL. */
     r = run(&(carry_process){.arguments = SHELL("trap '' TERM; while :; do sleep 0.1; done"), .seconds = 3.0});
     assert_true(r.timed_out);
     assert_int_equal(r.code, 128 + SIGKILL);
@@ -186,12 +186,12 @@ static void test_a_grandchild_that_holds_the_pipe_is_not_waited_for(void **state
     assert_true(carry_seconds() - started < 300.0);
     long left = strtol(r.output, NULL, 10);
     assert_true(left > 1);
-    assert_true(carry_alive_start(left) >= 0); /* a program that was let go is not ours to end */
+    assert_true(carry_alive_start(left) >= 0); /* a detached program is not ended */
     (void)kill((pid_t)left, SIGKILL);
     carry_process_free(&r);
 }
 
-/* A daemon has the first three numbers closed: the pipes must not take their places. */
+/* A daemon has descriptors 0 to 2 closed: the pipes must not take these numbers. */
 static void test_with_the_standard_files_closed(void **state) {
     (void)state;
     int kept[3];

@@ -1,5 +1,5 @@
-/* A family that the program brings: it is found, planned, measured and judged like those of the lab, and what it gives
-   step by step reaches the store. */
+/* A family that the program registers: it is found, planned, measured and judged like those of the lab, and the values
+   that it reports for each step reach the store. */
 #include <math.h>
 #include <unistd.h>
 
@@ -78,7 +78,7 @@ static carry_counts toy_counts(const void *instance) {
     return (carry_counts){.flops = 1e6,
                           .tokens = 100,
                           .perplexity = exp(t->loss[t->chosen][STEPS - 1]),
-                          .busy = t->chosen ? 0.9 : 0.0, /* of slow it is not known */
+                          .busy = t->chosen ? 0.9 : 0.0, /* unknown for slow */
                           .cost = t->chosen ? 2.0 : 8.0,
                           .overlap = t->chosen ? 0.75 : 0.0,
                           .slower_stage = t->chosen ? 0.5e-3 : 0.0}; /* slow is no stream */
@@ -139,7 +139,7 @@ static void a_family_is_registered_once(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The value of a metric at a step; NaN: there is none. */
+/* The value of a metric at a step, or NaN if there is no such value. */
 static double metric(const carry_run *run, const char *name, int64_t step) {
     for (int i = 0; i < run->metrics; i++) {
         if (strcmp(run->metric[i].name, name) == 0 && run->metric[i].step == step) {

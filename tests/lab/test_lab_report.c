@@ -1,5 +1,5 @@
-/* Reports: pages from a store. "test_lab_report --fill STORE" makes the store that
-   test_report.sh reports on; its figures are invented, with the shapes that real ones have. */
+/* Reports: pages from a store. "test_lab_report --fill STORE" makes the store that test_report.sh reports on; its
+   figures are invented, but shaped like real ones. */
 #include "support.h"
 
 #include <math.h>
@@ -135,7 +135,7 @@ static int64_t put_training(carry_ctx *ctx, carry_store *store, const char *name
     return run;
 }
 
-/* Two trainings in one run, and a metric of the same beginning that belongs to neither. */
+/* Two trainings in one run, and a metric with the same prefix that belongs to neither. */
 static int64_t put_pair(carry_ctx *ctx, carry_store *store) {
     int64_t run = begin(ctx, store, "experiment", "pair", NULL);
     for (int step = 1; step <= 30; step++) {
@@ -180,7 +180,6 @@ static void fill(carry_ctx *ctx, const char *path) {
     carry_store_close(store);
 }
 
-/* Runs of the store by number, as a report; NULL-ended list of what the page must contain. */
 static carry_store *open_store(carry_ctx *ctx) {
     carry_store *store;
     char path[64];
@@ -264,7 +263,7 @@ static void test_several_runs_are_compared(void **unused) {
     const char *noise_in_second = strstr(second, "within noise");
     assert_non_null(noise_in_second);
     assert_true(noise_in_second < third);
-    assert_null(strstr(third, ">within noise")); /* 1.6 times is none */
+    assert_null(strstr(third, ">within noise")); /* 1.6 times is not noise */
     assert_int_equal(count_of(third, "slower</td>"), 60);
     assert_has(&report, "id=\"run-3\"");
     free(report.html);
@@ -302,7 +301,7 @@ static void test_curves_of_one_name_share_a_plot(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* As experiment_run.c keeps them: the step is the place of the result. */
+/* As experiment_run.c stores them: the step is the index of the result. */
 static void test_figures_of_results_stand_with_the_results(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -1,4 +1,4 @@
-/* What a report is made of: escaped texts, figures, groups of problems, drawings. */
+/* The parts of a report: escaped texts, figures, groups of problems, drawings. */
 #include "support.h"
 
 #include <math.h>
@@ -94,7 +94,7 @@ static void test_problems_are_grouped_by_all_but_length_and_method(void **unused
     carry_ctx_free(ctx);
 }
 
-/* What gnuplot might answer, without gnuplot. */
+/* Uses a drawing as gnuplot might write it, so gnuplot is not needed. */
 static void test_drawings_are_made_fit_for_a_page(void **unused) {
     (void)unused;
     static const char drawing[] =

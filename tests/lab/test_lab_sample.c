@@ -11,7 +11,7 @@
 
 static uint64_t random_state;
 
-/* xorshift64*: another generator than the code under test has. */
+/* xorshift64*: not the generator of the code under test. */
 static double uniform(void) {
     random_state ^= random_state >> 12;
     random_state ^= random_state << 25;
@@ -19,8 +19,8 @@ static double uniform(void) {
     return (double)((random_state * 0x2545F4914F6CDD1Du) >> 11) / 9007199254740992.0;
 }
 
-/* Times as machines give them: a floor, a skewed tail, at intervals an outlier. The median of the tail is scale * ln 2.
- */
+/* Times as machines give them: a floor, a skewed tail and an occasional outlier. The median of the tail is scale * ln
+   2. */
 static double some_time(double scale) {
     double tail = -log(1.0 - uniform());
     return scale * (10.0 + tail + (uniform() < 0.02 ? 50.0 : 0.0));
@@ -50,8 +50,7 @@ static void test_medians_and_quartiles_that_are_known(void **state) {
     assert_true(carry_summarise(same, 4).spread == 0);
 }
 
-/* The bootstrap selects medians without sorting: on samples that are all alike but shuffled it must find the same ones.
- */
+/* The bootstrap selects medians without sorting: shuffled samples must give the same medians. */
 static void test_the_interval_holds_the_ratio_and_is_the_same_every_time(void **state) {
     (void)state;
     random_state = 7;
@@ -97,7 +96,7 @@ static void test_the_interval_covers_the_truth_about_as_often_as_it_says(void **
     }
 }
 
-/* A machine that drifts: neighbours are alike. Intervals from single draws would be far too narrow. */
+/* A drifting machine: neighbouring samples are alike. Intervals from single draws would be far too narrow. */
 static void test_samples_that_drift_get_wider_intervals(void **state) {
     (void)state;
     random_state = 13;
@@ -221,11 +220,11 @@ static void test_a_change_is_seen_in_all_in_half_and_in_one(void **state) {
     assert_ok(ctx, carry_compare(ctx, &c, &b->run, &a->run, 0.0));
     assert_true(!c.within_noise && c.mean < 0.87 && c.slower == PAIRS);
     carry_compare_free(&c);
-    assert_ok(ctx, carry_compare(ctx, &c, &a->run, &b->run, 0.5)); /* by so much it does not differ */
+    assert_ok(ctx, carry_compare(ctx, &c, &a->run, &b->run, 0.5)); /* differs by less than the tolerance of 0.5 */
     assert_true(c.within_noise);
     carry_compare_free(&c);
     free(a);
-    /* Half of them faster and half slower: the mean is none the wiser. */
+    /* Half of them faster and half slower: the mean does not show it. */
     a = make_run(1, 1.0);
     for (int i = 0; i < PAIRS; i++) {
         scale_pair(a, i, i % 2 == 0 ? 1.25 : 0.8);
@@ -234,7 +233,7 @@ static void test_a_change_is_seen_in_all_in_half_and_in_one(void **state) {
     assert_true(!c.within_noise && c.mean_within && c.faster == PAIRS / 2 && c.slower == PAIRS / 2);
     carry_compare_free(&c);
     free(a);
-    /* One of twenty half as fast: too far for chance. */
+    /* One of twenty is half as fast: too far for chance. */
     a = make_run(1, 1.0);
     scale_pair(a, 3, 0.5);
     assert_ok(ctx, carry_compare(ctx, &c, &a->run, &b->run, 0.0));
@@ -254,7 +253,7 @@ static void test_what_only_one_run_has_and_what_one_has_twice(void **state) {
     carry_comparison c;
     a->result[0].samples = 0; /* not measured in A */
     b->result[1].is.method = "other";
-    /* The same problem hot and cold, in two stages. */
+    /* The same problem with hot and cold caches, in two stages. */
     for (int side = 0; side < 2; side++) {
         made *m = side == 0 ? a : b;
         m->result[5].is.problem = m->result[4].is.problem;
@@ -266,7 +265,7 @@ static void test_what_only_one_run_has_and_what_one_has_twice(void **state) {
     assert_int_equal(c.only_b, 2);
     assert_true(c.within_noise);
     carry_compare_free(&c);
-    /* A drift of the ceilings is noise on one machine, and none between two. */
+    /* A drift of the ceilings is noise on one machine, but not between two machines. */
     for (int i = 0; i < PAIRS; i++) {
         b->result[i].is.gemm_gflops = 25;
     }
@@ -277,7 +276,7 @@ static void test_what_only_one_run_has_and_what_one_has_twice(void **state) {
     assert_ok(ctx, carry_compare(ctx, &c, &a->run, &b->run, 0.0));
     assert_true(!c.same_machine && c.slack < 0.06 && c.contention == 0.0);
     carry_compare_free(&c);
-    /* Others had half of the machine while one problem was measured: it may take twice as long. */
+    /* Other processes used half of the machine while one problem was measured: it may take twice as long. */
     char name[] = CARRY_CONTENTION;
     carry_run_metric noted[] = {
         {.step = 0, .name = name}, {.step = 7, .name = name, .value = 0.5}, {.step = 8, .name = name}};
@@ -303,7 +302,7 @@ static void test_contention_is_a_share_and_known_only_after_a_while(void **state
     (void)state;
     carry_quiet before;
     double share;
-    do { /* at once: again if this process did not run for a while in between */
+    do { /* in immediate succession: repeated if this process was paused in between */
         before = carry_quiet_now();
         share = carry_quiet_contention(before, 1);
     } while (carry_quiet_now().wall - before.wall > 0.1);
@@ -316,7 +315,7 @@ static void test_contention_is_a_share_and_known_only_after_a_while(void **state
     assert_true(carry_quiet_contention(before, 0) == 0.0);
 }
 
-/* Cells of a row, quotes respected. */
+/* The number of cells in a row; quoted commas do not separate cells. */
 static int cells(const char *row) {
     int count = 1;
     bool quoted = false;

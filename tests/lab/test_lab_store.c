@@ -1,4 +1,4 @@
-/* The run store: what is put in comes out, and other people's files are left as they are. */
+/* The run store: a stored run reads back the same, and files of other programs are not changed. */
 #include <fcntl.h>
 #include <math.h>
 #include <sqlite3.h>
@@ -8,7 +8,7 @@
 #include "lab/store/store_schema.h"
 #include "store.h"
 
-/* Bytes of a file that a test wants unchanged. */
+/* The contents of a file that must stay unchanged. */
 typedef struct bytes {
     char *text;
     size_t length;
@@ -185,7 +185,7 @@ static void test_runs_are_found_listed_and_deleted(void **state) {
     assert_int_equal(sqlite3_column_int(left, 0), 0);
     (void)sqlite3_finalize(left);
     int64_t four = begin(store, "after");
-    assert_true(four > three); /* a number is never given twice */
+    assert_true(four > three); /* a number is never used twice */
     carry_store_close(store);
 }
 
@@ -222,7 +222,7 @@ static void test_a_newer_store_is_refused_and_left_byte_for_byte(void **state) {
                    carry_store_open(ctx, &store, path));
     assert_null(store);
     assert_unchanged(before, path);
-    /* With what its own program has not yet moved from the log into the file. */
+    /* With changes that its own program has not yet moved from the log into the file. */
     sql(path, "CREATE TABLE unknown(x); INSERT INTO unknown VALUES(1)", true);
     char log[160];
     (void)snprintf(log, sizeof log, "%s-wal", path);
@@ -234,7 +234,7 @@ static void test_a_newer_store_is_refused_and_left_byte_for_byte(void **state) {
     assert_unchanged(wal, log);
 }
 
-/* A trigger would change what is written: the command of the next job, for one. */
+/* A trigger could change stored values, for example the command of the next job. */
 static void test_a_store_with_triggers_or_views_is_refused(void **state) {
     (void)state;
     static const char *const programs[] = {
@@ -271,7 +271,7 @@ static void test_what_is_no_store_is_refused_and_left_byte_for_byte(void **state
     assert_refused(ctx, CARRY_EIO, folder, carry_store_open(ctx, &store, folder));
     assert_int_equal(unlink(path), 0);
 
-    /* Ours by its number, but nothing of ours is in it. */
+    /* A store by its application id, but without the store's tables. */
     char text[128];
     (void)snprintf(text, sizeof text, "PRAGMA application_id=%d; PRAGMA user_version=%d; CREATE TABLE x(y)",
                    CARRY_STORE_APPLICATION, CARRY_STORE_VERSION);
@@ -286,7 +286,7 @@ static void test_what_is_no_store_is_refused_and_left_byte_for_byte(void **state
     assert_non_null(strstr(carry_ctx_error(ctx), "no such table"));
 }
 
-/* A store cut short anywhere is read as far as SQLite can, or refused: never a crash, and never a new empty one. */
+/* A store truncated anywhere is read as far as SQLite can, or refused: never a crash, and never a new empty one. */
 static void test_a_truncated_store_is_refused(void **state) {
     (void)state;
     carry_store *store = open_store();

@@ -1,4 +1,4 @@
-/* The run store and those who write to it: whatever happens to a writer, what it had stored stays. */
+/* The run store and its writers: whatever happens to a writer, the results that it had stored stay. */
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
@@ -9,7 +9,8 @@
 
 #include "store.h"
 
-/* In a process of its own: `work` must come back; its answer is the exit code. */
+/* Runs `work` in a new process, whose exit code is 0 if it returns. *report gets the end of a pipe that `work` writes
+   to. */
 static pid_t start(void (*work)(int report), int *report) {
     int ends[2];
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
@@ -38,7 +39,7 @@ static void expect_end(pid_t id, int report) {
     (void)close(report);
 }
 
-/* In such a process: with an error message, out. */
+/* In such a process: ends it with an error message unless the status is CARRY_OK. */
 static void must(carry_status status, int report) {
     if (status != CARRY_OK) {
         const char *message = carry_ctx_error(ctx);
@@ -109,7 +110,7 @@ static void open_at_once(int report) {
     carry_store_close(store);
 }
 
-/* Each sees no store or a whole one, never one that another has made in part. */
+/* Each process sees no store or a complete one, never one that another process has made in part. */
 static void test_a_store_may_be_made_by_several_processes_at_once(void **state) {
     (void)state;
     for (int round = 0; round < support_cases(60, 10); round++) {
@@ -130,7 +131,7 @@ static void test_a_store_may_be_made_by_several_processes_at_once(void **state) 
 
 #define MANY_SAMPLES 400
 
-/* Tells a byte after every result that it was told is stored. */
+/* Writes a byte to `report` for every result that the store says is stored. */
 static void write_for_ever(int report) {
     carry_store *store;
     int64_t run = 0;
@@ -158,7 +159,7 @@ static void check_killed(int told) {
     assert_ok(ctx, carry_store_find(store, &id, "last"));
     assert_ok(ctx, carry_store_load(store, &run, id));
     assert_string_equal(run->state, "killed");
-    assert_true(run->results >= told && run->results <= told + 1); /* one may be stored and not yet told */
+    assert_true(run->results >= told && run->results <= told + 1); /* one may be stored and not yet reported */
     for (int i = 0; i < run->results; i++) {
         assert_int_equal(run->result[i].is.products, i);
         assert_int_equal(run->result[i].samples, MANY_SAMPLES); /* whole, or not at all */
@@ -177,7 +178,7 @@ static void test_a_killed_writer_loses_nothing_that_was_stored(void **state) {
         while (count < 1 + moment / 2 && read(report, told, 1) == 1) {
             count++;
         }
-        (void)usleep((useconds_t)(moment * 313)); /* into the midst of the next one */
+        (void)usleep((useconds_t)(moment * 313)); /* in the middle of the next write */
         assert_int_equal(kill(id, SIGKILL), 0);
         assert_int_equal(waitpid(id, NULL, 0), id);
         while (read(report, told, 1) == 1) {
@@ -201,13 +202,13 @@ static void begin_and_die(int report) {
 
 static void test_only_runs_whose_process_is_gone_are_marked_killed(void **state) {
     (void)state;
-    assert_int_equal(chdir("/"), 0); /* no repository: git answers at once */
+    assert_int_equal(chdir("/"), 0); /* not a repository: git answers at once */
     int report;
     pid_t id = start(begin_and_die, &report);
     expect_end(id, report);
     carry_store *store = open_store();
     int64_t mine = begin(store, "mine");
-    carry_store *second = open_store(); /* while this process lives, its run runs */
+    carry_store *second = open_store(); /* while this process lives, its run has the state running */
     carry_run_line *lines;
     int count;
     assert_ok(ctx, carry_store_lines(second, &lines, &count, NULL, NULL, 0));
@@ -222,7 +223,7 @@ static void test_only_runs_whose_process_is_gone_are_marked_killed(void **state)
     carry_store_close(store);
 }
 
-/* A disk that takes no more, by a limit on the size of files: the failing call says so, all before it stays. */
+/* A full disk, imitated by a limit on the size of files: the call that fails says so, and all earlier results stay. */
 static void fill_the_disk(int report) {
     (void)signal(SIGXFSZ, SIG_IGN);
     carry_store *store;
@@ -246,7 +247,7 @@ static void fill_the_disk(int report) {
     if (write(report, &stored, sizeof stored) != (ssize_t)sizeof stored) {
         _exit(5);
     }
-    _exit(0); /* as a program that can do nothing more */
+    _exit(0); /* without closing the store */
 }
 
 static void test_a_full_disk_is_said_and_loses_nothing(void **state) {
@@ -272,7 +273,7 @@ static void test_a_full_disk_is_said_and_loses_nothing(void **state) {
     carry_store_close(store);
 }
 
-/* As a person without rights here: root may write anywhere, so another user is taken. */
+/* As a user without write permission. Root may write anywhere, so root switches to another user. */
 static void open_in_a_wall(int report) {
     if (geteuid() == 0 && setuid(65534) != 0) {
         _exit(77);
@@ -296,7 +297,7 @@ static void test_a_folder_that_may_not_be_written(void **state) {
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
-/* A store whose folder and file are somebody else's can be read; what cannot be is storing. */
+/* A store whose folder and file this process may not write can be read; storing a run is refused. */
 static void read_in_a_wall(int report) {
     if (geteuid() == 0 && setuid(65534) != 0) {
         _exit(77);

@@ -1,5 +1,5 @@
-/* Traces: what is written is the trace-event format, spans of a track nest, and the hotspots come back. As
-   test_lab_trace FILE PROCESSES it looks at a trace that carry profile wrote. */
+/* Traces: the output is in the trace-event format, spans of a track nest, and the hotspots read back the same. As
+   test_lab_trace FILE PROCESSES it checks a trace that carry profile wrote. */
 #include "scan/algorithm.h"
 #include "trace_support.h"
 
@@ -62,7 +62,7 @@ static void test_hotspots_come_back_from_a_trace(void **state) {
     const carry_hotspot *items = spot_named(&back, "item");
     assert_int_equal(items->calls, 200);
     assert_true(items->tokens == 2000.0 && items->flops == 4e8);
-    /* Ranks work at the same time: twice as much in the time of one. */
+    /* Ranks work at the same time: twice the work in the time of one. */
     assert_true(fabs(carry_hotspot_tokens_rate(&back, items) * items->total / 4000.0 - 1.0) < 1e-6);
     assert_true(fabs(carry_hotspot_mfu(&back, items) * items->total * 100.0 / 0.8 - 1.0) < 1e-6);
     assert_true(isnan(carry_hotspot_mfu(&back, spot_named(&back, "a \"rank\""))));
@@ -76,7 +76,7 @@ static void pass_time(void) {
     }
 }
 
-/* Pieces on every thread, each with a span of its own name inside itself. */
+/* Pieces on every thread, each with a nested span of the same name. */
 static void nest(void *argument, int64_t begin, int64_t end, int worker) {
     static const carry_span_site site = {.category = "work", .name = "nested", .file = "t.c", .line = 1};
     (void)worker;
@@ -108,11 +108,12 @@ static void test_self_is_never_more_than_total(void **state) {
     const carry_hotspot *nested = spot_named(&h, "nested");
     const carry_hotspot *out = spot_named(&h, "give out");
     assert_true(nested->calls == 6 * ITEMS && out->calls == 3);
-    /* All time in nested is self time, counted once although each is inside another. */
+    /* All time in nested is self time, and counts once although each span is inside another. */
     assert_true(fabs(nested->total - nested->self) <= 1e-9 * nested->self && nested->wall == nested->total);
-    /* Each item passes 100 us outside nested, on whichever thread: self and total have it, wall has the caller's. */
+    /* Each item spends 100 us outside nested, on any thread: self and total include it, wall includes the caller's
+       part. */
     assert_true(out->self >= 3 * ITEMS * 1e-4 && out->wall <= out->total);
-    /* All other spans are inside it, the caller's wait for the pool among them. */
+    /* All other spans are inside it, including the caller's wait for the pool. */
     assert_true(fabs(out->total - h.self) <= 1e-9 * out->total);
     for (int i = 0; i < h.count; i++) {
         assert_true(h.spot[i].self <= h.spot[i].total);
@@ -142,7 +143,7 @@ static void test_gpus_are_processes_and_their_streams_threads(void **state) {
     assert_int_equal(s.processes, 4); /* two ranks, two GPUs */
     assert_int_equal(s.kernels, 200);
     assert_int_equal(s.copies, 2);
-    /* Branches overlap the kernels beside them: they have a track of their own. */
+    /* Branches of a graph overlap the kernels beside them, so they have a separate track. */
     assert_non_null(strstr(s.threads, ";GPU 0;stream 7;stream 7, 2 at once;stream 9;GPU 1;stream 9;"));
     free_trace(&m);
 }
@@ -216,7 +217,7 @@ static void test_categories_add_up(void **state) {
     free_trace(&m);
 }
 
-/* Lines move from commit to commit: a place is known by its category, name and file. */
+/* Lines move from commit to commit: a span is identified by its category, name and file. */
 static void test_differences_are_sorted_by_their_size(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -241,7 +242,7 @@ static void test_differences_are_sorted_by_their_size(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* A run's span is that of its algorithm's entry in the table. */
+/* The span of a run is the one of its algorithm's entry in the table. */
 static void test_every_scan_has_a_place(void **state) {
     (void)state;
     for (int gpu = 0; gpu < 2; gpu++) {
@@ -255,7 +256,7 @@ static void test_every_scan_has_a_place(void **state) {
     }
 }
 
-/* For the shell tests: 0 when the file is a well-formed trace with this many processes. */
+/* For the shell tests: returns 0 if the file is a well-formed trace with this many processes. */
 static int check_file(const char *path, int processes) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     char *bytes;

@@ -25,7 +25,7 @@ static void test_a_damaged_trace_is_refused_or_read(void **state) {
         }
         bytes[i] ^= 0x10;
     }
-    assert_true(read <= 7); /* bytes 4 to 9 of the header say nothing, nor do the bits that fill the last byte */
+    assert_true(read <= 7); /* bytes 4 to 9 of the header have no meaning here, nor has the padding in the last byte */
     free_trace(&m);
 }
 
@@ -63,7 +63,7 @@ static void test_other_files_are_refused(void **state) {
                        carry_trace_read(ctx, &back, bad[i].text, strlen(bad[i].text), "t"));
     }
     carry_hotspots good;
-    const char text[] = HEAD "1" REST SPOT "1" TAIL; /* the same without what is wrong */
+    const char text[] = HEAD "1" REST SPOT "1" TAIL; /* the same without the fault */
     assert_ok(ctx, carry_trace_read(ctx, &good, text, sizeof text - 1, "t"));
     carry_hotspots_free(&good);
     const char gpu[] = HEAD "1" REST GPUS "0" KERNEL "1}]}}";
@@ -73,7 +73,7 @@ static void test_other_files_are_refused(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* 100 MB of zeros in 100 kB: the bound is on what comes out. */
+/* 100 MB of zeros in 100 kB: the limit is on the decompressed size. */
 static void test_a_bomb_is_refused(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

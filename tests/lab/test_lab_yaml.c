@@ -1,4 +1,4 @@
-/* YAML trees: what is read, what is refused, and that what is refused is named by line and column. */
+/* YAML trees: accepted texts, and refusals with line and column. */
 #include "lab/yaml.h"
 #include "support.h"
 
@@ -144,9 +144,8 @@ static void test_depth_nodes_keys_and_bytes_are_bounded(void **state) {
     free(text);
 }
 
-/* Ends of a file at every byte, and every byte replaced by some that mean something: a tree or an error message, never
- * more.
- */
+/* The file cut at every byte, and every byte replaced by some special ones, gives a tree or an error message, and
+   nothing else happens. */
 static void test_truncated_and_damaged_at_every_byte(void **state) {
     (void)state;
     static const char whole[] =
@@ -155,7 +154,7 @@ static void test_truncated_and_damaged_at_every_byte(void **state) {
     static const char with[] = "[]{}:,'\"&*!|>-?\t\n#%@\xff\x01";
     carry_yaml *root;
     for (size_t length = 0; length < sizeof whole; length++) {
-        char *exact = malloc(length + 1); /* its own block, so that a sanitizer sees reads beyond */
+        char *exact = malloc(length + 1); /* a separate block, so that a sanitizer sees reads beyond it */
         assert_non_null(exact);
         memcpy(exact, whole, length);
         if (carry_yaml_parse(ctx, &root, exact, length, "cut.yaml") == CARRY_OK) {

@@ -1,4 +1,4 @@
-/* Adapters: gradients of A and B are those of the merged weights, in every family; files are PEFT's. */
+/* Adapters: gradients of A and B follow from those of the merged weights, in every family; files have PEFT's format. */
 #include "hybrid_support.h"
 
 #include <unistd.h>
@@ -54,7 +54,7 @@ static double run_loss(carry_ctx *ctx, carry_lm *lm, bool backward, bool recompu
     return loss;
 }
 
-/* W += scale B A, by hand. */
+/* W += scale B A, in a plain loop. */
 static void merge(carry_lm *to, const carry_lm *from) {
     const carry_parameters *own = &from->adapter->own;
     for (int64_t i = 0; i < to->own.parameters; i++) {
@@ -150,7 +150,7 @@ static void test_targets_that_do_not_exist_are_refused_with_those_that_do(void *
     carry_ctx_free(ctx);
 }
 
-/* qwen3_next (7) has tensors whose rows files order by head: what is saved there is merged to the same model. */
+/* qwen3_next (7) has tensors whose rows are ordered by head in files: a saved adapter merges to the same model. */
 static void test_files_merge_to_the_model_that_was_trained(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -1,5 +1,5 @@
-/* A block of a video transformer on a GPU in bf16 against the CPU in f32, up to 64 tokens of small ones; the same bits
-   in every run; what does not fit is refused by name. Without a GPU all of it is skipped. */
+/* A block of a video transformer on a GPU in bf16 against the CPU in f32, up to 64 tokens of small blocks; the same
+   bits in every run; arguments that do not fit are refused by name. Without a GPU all of it is skipped. */
 /* labels: gpu */
 #include "support.h"
 
@@ -23,7 +23,8 @@ static void *open_block(carry_ctx *ctx, const carry_family **family, const char 
     return instance;
 }
 
-/* Odd numbers of tokens, both sizes of heads, a cache longer than the tokens and as long, with and without biases. */
+/* Odd numbers of tokens, both sizes of heads, a cache longer than the tokens and one as long, with and without
+   biases. */
 static void tokens_of_small_blocks_match_the_cpu(void **unused) {
     (void)unused;
     static const char *const problems[] = {
@@ -36,7 +37,8 @@ static void tokens_of_small_blocks_match_the_cpu(void **unused) {
         const carry_family *family;
         carry_deviation deviations[CARRY_DEVIATIONS];
         void *instance = open_block(ctx, &family, problems[i]);
-        for (int repeat = 0; repeat < 3; repeat++) { /* compare starts anew each time: the same error, to the bit */
+        for (int repeat = 0; repeat < 3;
+             repeat++) { /* each compare starts from the beginning: the same error, to the bit */
             int count = 0;
             double before = repeat > 0 ? deviations[0].error : 0.0;
             assert_ok(ctx, family->compare(instance, deviations, &count));

@@ -1,5 +1,5 @@
-/* Codecs: the dct kind by its mathematics and by what pictures lose, and what all kinds share: refusals, and a stream
-   that equals the whole. The tae kind has test_model_tae.c. */
+/* Codecs: the dct kind by its mathematics and by the loss of pictures, and common properties of all kinds: refusals,
+   and a stream that equals the whole. The tae kind has test_model_tae.c. */
 #include "support.h"
 
 #include <math.h>
@@ -51,7 +51,7 @@ static double uniform(uint64_t seed, uint64_t at) {
     return carry_philox(seed, 0, at).word[0] * 0x1p-32;
 }
 
-/* One plain shape (disc, square or triangle) of a plain colour on a dark ground, its size and place by chance. */
+/* One shape (disc, square or triangle) of one colour on a dark ground, with random size and position. */
 static void draw_shape(float *frame, uint64_t picture) {
     static const float colours[][3] = {{0.9f, 0.1f, 0.1f},    {0.1f, 0.9f, 0.1f}, {0.15f, 0.2f, 0.95f},
                                        {0.9f, 0.9f, 0.1f},    {0.9f, 0.1f, 0.9f}, {0.1f, 0.9f, 0.9f},
@@ -75,8 +75,8 @@ static void draw_shape(float *frame, uint64_t picture) {
     }
 }
 
-/* Long waves of different direction in each colour: 6 blocks and more. Chroma has no curvature within a block, so
-   shorter ones lose it: 19 pixels of wavelength leave 27 dB. */
+/* Long waves of different direction in each colour: 6 blocks and more. Chroma is linear within a block, so shorter
+   waves lose it: a wavelength of 19 pixels gives 27 dB. */
 static void draw_waves(float *frame, uint64_t picture) {
     for (int c = 0; c < 3; c++) {
         double fx = 2.0 * uniform(picture, 10 + (uint64_t)c) / WIDTH;
@@ -95,8 +95,9 @@ static float *drawn(void (*draw)(float *, uint64_t), int64_t count) {
     return frames;
 }
 
-/* The tables of dct.c are those of drawn shapes: every channel has mean 0 and deviation 1 to 0.15. They are the same
-   for a coefficient and its transpose, and triangles are not: that alone is 0.13 off (channels 7 and 8). */
+/* The tables of dct.c are made from drawn shapes: every channel has mean 0 and deviation 1 to 0.15. They are the same
+   for a coefficient and its transpose, but triangles are not symmetric: that alone is off by 0.13 (channels 7 and
+   8). */
 static void test_latents_of_drawn_shapes_have_unit_variance(void **state) {
     (void)state;
     carry_codec *codec = open_dct(PICTURES);
@@ -146,7 +147,7 @@ static double psnr_of(void (*draw)(float *, uint64_t)) {
     return -10.0 * log10(squares / ((double)N * 3 * AREA));
 }
 
-/* 38 dB is a good JPEG; a shape loses its sharp edge and keeps its place, form and colour: 24 dB. */
+/* 38 dB is a good JPEG. A shape loses its sharp edge and keeps its position, form and colour: 24 dB. */
 static void test_pictures_survive_the_round_trip(void **state) {
     (void)state;
     double waves = psnr_of(draw_waves);
@@ -156,9 +157,9 @@ static void test_pictures_survive_the_round_trip(void **state) {
     assert_true(shapes > 24.0);
 }
 
-/* The transform is orthonormal and YCbCr is turned back: latents whose picture stays within [0, 1] are the latents of
-   their picture. A value is a sum of 64 products of numbers below 8: 64 x 8 x 2^-24 = 3e-5 at most, before the
-   division by a deviation of 0.1 or more. */
+/* The transform is orthonormal and the conversion to YCbCr is inverted: latents whose picture stays within [0, 1] equal
+   the latents of their picture. A value is a sum of 64 products of numbers below 8: 64 x 8 x 2^-24 = 3e-5 at most,
+   before the division by a deviation of 0.1 or more. */
 static void test_latents_are_those_of_their_picture(void **state) {
     (void)state;
     enum { N = 3 };
@@ -189,7 +190,7 @@ static void test_latents_are_those_of_their_picture(void **state) {
     carry_codec_free(codec);
 }
 
-/* A picture in one corner: its latents are in that corner, and its colours are not exchanged. */
+/* A picture in one corner: its latents are in that corner, and its colours are not swapped. */
 static void test_a_red_corner_stays_red_and_in_its_corner(void **state) {
     (void)state;
     carry_codec *codec = open_dct(1);

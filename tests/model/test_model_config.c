@@ -1,5 +1,5 @@
-/* config.json: flash-linear-attention's defaults, every refusal by name, and a file that reads back as what was
-   written. */
+/* config.json: flash-linear-attention's defaults, every refusal by name, and a written file that reads back the
+   same. */
 #include "support.h"
 
 #include <unistd.h>
@@ -168,7 +168,7 @@ static void what_is_written_reads_back_the_same(void **unused) {
         assert_ok(ctx, carry_lm_config_finish(ctx, &c));
         assert_ok(ctx, carry_lm_config_write(ctx, &c, CARRY_F32, path));
         assert_ok(ctx, carry_lm_config_read(ctx, &back, path));
-        carry_json *root; /* padding inside the structs may differ: compare what a second writing would say */
+        carry_json *root; /* padding inside the structs may differ: compares the texts that a second write gives */
         char second[64];
         (void)snprintf(second, sizeof second, "%s.2", path);
         assert_ok(ctx, carry_lm_config_write(ctx, &back, CARRY_BF16, second));
@@ -184,7 +184,7 @@ static void what_is_written_reads_back_the_same(void **unused) {
         assert_true(back.pad_token_id == c.pad_token_id && back.eos_token_id == c.eos_token_id);
         (void)unlink(second);
     }
-    assert_int_equal(lines, 0); /* nothing that is written is unknown */
+    assert_int_equal(lines, 0); /* no written key is unknown */
     (void)unlink(path);
     carry_ctx_free(ctx);
 }

@@ -62,7 +62,7 @@ static void test_whole_videos_match_float64(void **state) {
     (void)state;
     carry_dit_config c = small_config();
     static const int64_t heads[] = {2, 4, 6, 10, 16, 22, 34};
-    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) { /* where the thirds of pairs are rounded */
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) { /* sizes at which the thirds of pairs are rounded */
         c.num_heads = 3;
         c.dim = 3 * heads[i];
         check_whole(&c, 1 + (int64_t)i % 3, 4, 6, (int64_t)i % 6);
@@ -81,7 +81,7 @@ static void test_whole_videos_match_float64(void **state) {
     check_whole(&c, 3, 3, 9, 5);
 }
 
-/* Chunk after chunk over the cache, over odd lengths, windows, sinks, biases: equal to all frames at once. */
+/* Chunk by chunk over the cache, for odd lengths, windows, sinks and biases: equal to all frames at once. */
 static void test_chunks_over_the_cache_equal_the_full_causal_computation(void **state) {
     (void)state;
     static const struct {
@@ -116,7 +116,7 @@ static void test_chunks_over_the_cache_equal_the_full_causal_computation(void **
     }
 }
 
-/* The comparison above would not be passed by another window, sink or bias. */
+/* Another window, sink or bias would not pass the comparison above. */
 static void test_window_sink_and_bias_make_a_difference(void **state) {
     (void)state;
     static const int64_t lengths[] = {3, 3, 3, 3};
@@ -144,8 +144,8 @@ static void test_window_sink_and_bias_make_a_difference(void **state) {
     close_video(&video);
 }
 
-/* A stream batch: three chunks in a call, one further each time, as a pipeline of denoising steps runs them. The last
-   call's chunk sees what the others left, and every velocity is that of the full computation. */
+/* A stream batch: three chunks in a call, one step further each time, as a pipeline of denoising steps runs them. The
+   chunk of the last call sees the keys that the others left, and every velocity equals that of the full computation. */
 static void test_several_chunks_in_one_call_equal_chunk_after_chunk(void **state) {
     (void)state;
     static const int64_t lengths[] = {2, 2, 2, 2, 2, 2, 2, 2};
@@ -172,7 +172,7 @@ static void test_several_chunks_in_one_call_equal_chunk_after_chunk(void **state
     }
 }
 
-/* A cache whose chunk is a whole context takes that in pieces, each seeing what is before it: a recompute. */
+/* A cache whose chunk is a whole context takes it in pieces, each of which sees those before it: a recompute. */
 static void test_a_context_is_written_in_one_call(void **state) {
     (void)state;
     static const int64_t lengths[] = {1, 2, 1, 2};

@@ -1,5 +1,5 @@
-/* Folders of video transformers: what is written is read; what is missing in config.json is told by the weights; what
-   does not fit is refused by name. */
+/* Folders of video transformers: a written folder reads back the same; values missing in config.json follow from the
+   weights; files that do not fit are refused by name. */
 #include "dit_support.h"
 
 #include <sys/stat.h>
@@ -7,7 +7,7 @@
 
 #include "file/safetensors.h"
 
-/* The sanitizers end the program at a size that malloc would refuse, unless they find this and are told so. */
+/* The sanitizers abort at an allocation that malloc would refuse, unless this option is set. */
 __attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1";
@@ -51,7 +51,7 @@ static void write_config(const char *text) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* Padding between fields has no meaning, so field by field. */
+/* Compares field by field, since padding has no defined value. */
 static void assert_config(const carry_dit_config *a, const carry_dit_config *b) {
     assert_int_equal(a->dim, b->dim);
     assert_int_equal(a->ffn_dim, b->ffn_dim);
@@ -126,7 +126,7 @@ static void test_missing_keys_are_told_by_the_weights(void **state) {
     write_config("{\"_class_name\": \"WanModel\"}");
     assert_refused(ctx, CARRY_EFORMAT, "num_heads", carry_dit_config_read(ctx, &read, folder));
     assert_int_equal(unlink(in_folder("diffusion_pytorch_model.safetensors")), 0);
-    assert_int_not_equal(carry_dit_config_read(ctx, &read, folder), CARRY_OK); /* and there are none */
+    assert_int_not_equal(carry_dit_config_read(ctx, &read, folder), CARRY_OK); /* and there are no weights either */
     carry_dit_free(dit);
 }
 
@@ -202,7 +202,7 @@ static void test_configurations_that_cannot_be_are_refused(void **state) {
     c.window_frames = 4;
     c.sink_frames = 2;
     assert_refused(ctx, CARRY_ERANGE, "sink and chunk", carry_dit_config_check(ctx, &c, 1));
-    c.sink_frames = INT64_MAX; /* the sum of both has no number */
+    c.sink_frames = INT64_MAX; /* their sum overflows */
     assert_refused(ctx, CARRY_ERANGE, "sink and chunk", carry_dit_config_check(ctx, &c, 1));
     c = small_config();
     c.num_layers = 4096;
@@ -257,7 +257,7 @@ static void test_names_and_sizes_of_known_models(void **state) {
     assert_refused(ctx, CARRY_EARGUMENT, "1.3B, 14B, shapes are known", carry_dit_config_named(ctx, &c, "7B"));
 }
 
-/* Training starts from blocks that do nothing but look at the text, and from a velocity of zero. */
+/* Training starts with blocks that only attend to the text, and with a velocity of zero. */
 static void test_training_starts_at_zero(void **state) {
     (void)state;
     carry_dit_config c = small_config();

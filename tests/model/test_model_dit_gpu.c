@@ -1,6 +1,6 @@
 /* A video transformer on every device and in every type against the same model on the CPU in f32: the velocities of a
-   stream over its cache, and the loss and gradients of a training pass. In 16 bits the CPU is compared too; without a
-   GPU that is all. */
+   stream over its cache, and the loss and gradients of a training pass. The CPU in 16 bits is compared, too; without a
+   GPU only that. */
 /* labels: gpu */
 #include "dit_support.h"
 
@@ -9,7 +9,7 @@
 
 enum { HEIGHT = 4, WIDTH = 6, FRAMES = 2, CHUNKS = 3 };
 
-/* Heads of 64 of bf16 go through the fast kernels of a GPU, those of 12 through the plain ones. */
+/* Heads of 64 in bf16 use the fast kernels of a GPU, heads of 12 the plain ones. */
 static carry_dit_config config_of(bool is_fast) {
     carry_dit_config c = small_config();
     c.dim = is_fast ? 128 : 48;
@@ -26,7 +26,7 @@ static carry_dit *model_on(carry_ctx *ctx, const carry_dit_config *c, int device
     return dit;
 }
 
-/* Three chunks, the last of which wraps the ring, and a step that is done again: the velocity of the last forward. */
+/* Runs three chunks, the last of which wraps the ring, and one step again; *velocity gets that of the last forward. */
 static void stream(carry_ctx *ctx, const carry_dit_config *c, int device, carry_dtype dtype, float *velocity) {
     const int64_t count = c->in_dim * FRAMES * HEIGHT * WIDTH;
     carry_dit *dit = model_on(ctx, c, device);
@@ -53,7 +53,7 @@ static void stream(carry_ctx *ctx, const carry_dit_config *c, int device, carry_
     carry_dit_free(dit);
 }
 
-/* Loss and gradients of one pass; gradients are the caller's to free. */
+/* Loss and gradients of one pass; the caller frees the gradients. */
 static double train(carry_ctx *ctx, const carry_dit_config *c, int device, carry_dtype dtype, float **gradients,
                     int64_t *parameters, carry_parameter **list) {
     enum { VIDEOS = 2, TEXTS = 2 };
@@ -123,8 +123,8 @@ static double apart(const float *have, const float *want, int64_t count) {
     return sqrt(off / (size > 0.0 ? size : 1.0));
 }
 
-/* Relative to f32 on the CPU: f32 sums in another order, or 2^-9 for each of some ten roundings of two blocks; what a
-   gradient passes through is twice that, and small ones are the difference of larger ones. */
+/* Bounds relative to f32 on the CPU: f32 sums in another order, or 2^-9 for each of some ten roundings of two blocks. A
+   gradient passes through twice as many, and small gradients are differences of larger ones. */
 static const struct {
     carry_dtype dtype;
     double velocity, loss, gradient;
@@ -157,8 +157,8 @@ static void streams_equal_those_of_the_cpu(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The velocity of one chunk under `given` rows of text; is_padded: with the zeros up to text_len among them, so that
-   every row is attended to as it stands. */
+/* The velocity of one chunk with `given` rows of text; with is_padded, zeros up to text_len are part of them, so that
+   every row is attended to separately. */
 static void velocity_under(carry_ctx *ctx, const carry_dit_config *c, int device, carry_dtype dtype, int64_t given,
                            bool is_padded, float *velocity) {
     carry_dit *dit = model_on(ctx, c, device);
@@ -181,9 +181,9 @@ static void velocity_under(carry_ctx *ctx, const carry_dit_config *c, int device
     carry_dit_free(dit);
 }
 
-/* Wan attends to all 512 rows of a text, also to those past the prompt, which are zeros before the text's MLP. One row
-   that counts for all of these must give what 512 do: for lengths at the borders of what the kernels of short prompts
-   take (47 rows and that one), for no text and for a full one. Heads of 128, which those kernels need. */
+/* Wan attends to all 512 rows of a text, also to those after the prompt, which are zeros before the text's MLP. One row
+   that counts for all of these must give the same result as 512: for lengths around the limit of the kernels for short
+   prompts (47 rows and that one), for no text and for a full one. Heads have 128 elements, which those kernels need. */
 static void prompts_give_what_their_padded_text_gives(void **unused) {
     (void)unused;
     static const int64_t lengths[] = {0, 1, 20, 44, 45, 47, 48, 200, 510, 511, 512};

@@ -48,11 +48,10 @@ static void write_file(carry_ctx *ctx, const lora *l) {
     free(b);
 }
 
-static const lora *written; /* that the mesh's ranks compare with */
+static const lora *written; /* the file that the mesh's ranks compare with */
 
-/* Every element of this rank's part; f32 sums of R products of numbers below 0.25, times 1: 1e-6 is above their
- * rounding.
- */
+/* Compares every element of this rank's part. They are f32 sums of R products of numbers below 0.25, times 1: 1e-6 is
+   above their rounding. */
 static carry_status compare(carry_comm *comm, const carry_dit *dit, const float *before, const char *name,
                             double scale) {
     const carry_parameter *p = carry_parameters_find(&dit->own, name);
@@ -86,7 +85,7 @@ static carry_status merge_on_rank(void *user, carry_comm *comm) {
     EXPECT(comm, memcmp(before, dit->own.weights, bytes) == 0, "opening changes nothing");
     TRY(carry_dit_loras_use(loras, 1));
     TRY(compare(comm, dit, before, name, 0.5));
-    TRY(carry_dit_loras_use(loras, 2)); /* from the weights without, not on top of the first */
+    TRY(carry_dit_loras_use(loras, 2)); /* starts from the original weights, not from those with the first LoRA */
     TRY(compare(comm, dit, before, name, -2.0));
     TRY(carry_dit_loras_use(loras, 0));
     EXPECT(comm, memcmp(before, dit->own.weights, bytes) == 0, "back to the bits of before");

@@ -1,5 +1,5 @@
 /* The training pass of the video transformer: gradients of every parameter against differences of the loss; the same
-   bits on 1, 2 and 3 threads; what a chunk may see and what not. */
+   bits on 1, 2 and 3 threads; which chunks a chunk sees. */
 #include "support.h"
 
 #include <math.h>
@@ -35,7 +35,7 @@ static carry_tensor all(float *x) {
     return carry_view(x, CARRY_F32, 6, shape);
 }
 
-/* Odd sizes, and a window of one chunk and a half. */
+/* Odd sizes, and a window of one and a half chunks. */
 static void open_problem(problem *p, int threads) {
     carry_dit_config c;
     *p = (problem){.ctx = support_ctx(threads, NULL, NULL)};
@@ -107,8 +107,8 @@ static double run(problem *p, bool backward) {
     return p->loss * p->args.scale;
 }
 
-/* Along random signs of every parameter. The loss is near 3 and summed in f64 of f32 outputs, each off by some 2^-22:
-   3e-7 of it at worst, so with steps that change it by 1e-2 a slope is known to 1e-4 of itself; the curvature's part is
+/* Along random signs of every parameter. The loss is near 3 and summed in f64 from f32 outputs, each off by some 2^-22:
+   3e-7 of it at worst. Steps change it by 1e-2, so a slope is known to 1e-4 of itself; the effect of the curvature is
    of third order. */
 static void test_gradients_match_differences(void **state) {
     (void)state;
@@ -173,7 +173,7 @@ static void test_threads_change_nothing(void **state) {
     close_problem(&one);
 }
 
-/* Which chunks' velocities change when latents do? */
+/* Sets differs[i] if the velocity of chunk i has changed. */
 static void changed(problem *p, const float *before, bool differs[PLACES]) {
     (void)run(p, false);
     for (int i = 0; i < PLACES; i++) {
@@ -199,11 +199,12 @@ static void test_a_chunk_sees_the_clean_ones_before_it_and_itself(void **state) 
             assert_int_equal(differs[j], j == i);
         }
         p.noisy[i * CHUNK] = own;
-        const float saved = p.clean[i * CHUNK + SIDE * SIDE]; /* of the second frame, which the window has */
+        const float saved = p.clean[i * CHUNK + SIDE * SIDE]; /* in the second frame, which is inside the window */
         p.clean[i * CHUNK + SIDE * SIDE] += 1.0f;
         changed(&p, before, differs);
         for (int j = 0; j < PLACES; j++) {
-            const bool sees = j > i && j < last; /* over two blocks, the chunk after next through the one between */
+            const bool sees =
+                j > i && j < last; /* after two blocks also the chunk after next, through the one between */
             assert_int_equal(differs[j], sees);
         }
         p.clean[i * CHUNK + SIDE * SIDE] = saved;
@@ -213,9 +214,9 @@ static void test_a_chunk_sees_the_clean_ones_before_it_and_itself(void **state) 
     close_problem(&p);
 }
 
-/* What a stream sees chunk after chunk is what it was trained on. Each side rounds in an order of its own: some 2^-24
-   times the square root of a few hundred terms, over two blocks. Positions are relative, so a video that starts at
-   frame 700 is the stream that starts at 0, to the rounding of sines and cosines. */
+/* A stream that goes chunk by chunk over its cache gives the results of the training pass. The two round in different
+   orders: some 2^-24 times the square root of a few hundred terms, over two blocks. Positions are relative, so a video
+   that starts at frame 700 equals the stream that starts at 0, to the rounding of sines and cosines. */
 static void test_the_stream_over_its_cache_is_what_is_trained(void **state) {
     (void)state;
     problem p;

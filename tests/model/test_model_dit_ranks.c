@@ -20,7 +20,7 @@ typedef struct problem {
     float *first; /* what rank 0 made */
 } problem;
 
-/* This rank's part of a parameter, element by element, is that of the whole. */
+/* This rank's part of a parameter equals the same part of the whole, element by element. */
 static carry_status compare_shard(carry_comm *comm, const problem *p, const carry_dit *dit) {
     EXPECT(comm, dit->own.parameters == p->one->own.parameters, "parameters");
     for (int64_t i = 0; i < dit->own.parameters; i++) {
@@ -185,7 +185,7 @@ static carry_status count_forty(void *user, carry_comm *comm) {
     carry_dit_cache *cache;
     float latents[16 * 4] = {0};
     TRY(carry_dit_config_named(ctx, &c, "14B"));
-    c.dim = 20; /* its 40 blocks, but of a size for a test */
+    c.dim = 20; /* 40 blocks, with small sizes */
     c.num_heads = 10;
     c.ffn_dim = 12;
     c.text_dim = c.text_len = 2;

@@ -40,7 +40,7 @@ static void put(list *l, const char *name, float *data, int rank, const int64_t 
     l->count++;
 }
 
-/* The experts of a parameter [E, rows, columns], each `parts` tensors. */
+/* Adds the experts of a parameter [E, rows, columns], each as `parts` tensors. */
 static void put_experts(list *l, const carry_parameter *p, float *data, int parts, const char *const *ends) {
     const char *end = strstr(p->name, "mlp.experts.");
     const int64_t shape[] = {p->shape[1] / parts, p->shape[2]};
@@ -100,7 +100,7 @@ static void expect_refused(carry_ctx *ctx, const list *l, const char *words) {
     }
 }
 
-/* The number of a tensor of the list. */
+/* The index of a tensor in the list. */
 static int64_t find(const list *l, const char *name) {
     for (int64_t i = 0; i < l->count; i++) {
         if (strcmp(l->name[i], name) == 0) {

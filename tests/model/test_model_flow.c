@@ -1,4 +1,4 @@
-/* Few-step sampling: sigmas, the clean estimate, and noise that is a function of its place. */
+/* Few-step sampling: sigmas, the clean estimate, and noise that is a function of its position. */
 #include "support.h"
 
 #include <math.h>
@@ -19,7 +19,7 @@ static void test_sigma_is_shifted(void **state) {
     assert_true(fabs(carry_flow_sigma(500.0, 5.0) - 2.5 / 3.0) < 1e-15);
 }
 
-/* Noise and velocity = noise - x0 undo each other: two roundings of numbers below 8. */
+/* Adding noise and removing the velocity noise - x0 undo each other: two roundings of numbers below 8. */
 static void test_clean_undoes_noise(void **state) {
     (void)state;
     float *x = malloc(COUNT * sizeof *x), *x0 = malloc(COUNT * sizeof *x), *noise = malloc(COUNT * sizeof *x);

@@ -1,5 +1,6 @@
-/* A language model on every GPU against the same model on the CPU: start values bit by bit, loss, logits and gradients,
-   generation, and states that move between them in files. Without a GPU all of it is reported as skipped. */
+/* A language model on every GPU against the same model on the CPU: initial weights bit by bit, loss, logits and
+   gradients, generation, and states that move between devices in files. Without a GPU all of it is reported as
+   skipped. */
 /* labels: gpu */
 #include "hybrid_support.h"
 
@@ -10,7 +11,7 @@
 #include "model/host.h"
 
 #define BATCH 2
-#define TOKENS 70 /* more than a chunk, and no multiple of one */
+#define TOKENS 70 /* more than a chunk, and not a multiple of one */
 #define VOCABULARY SUPPORT_VOCABULARY
 
 typedef struct outcome {
@@ -56,7 +57,7 @@ static void run_on(carry_ctx *ctx, carry_lm *lm, const carry_lm_pass_options *op
     carry_lm_pass_free(pass);
 }
 
-/* The same model on a GPU. */
+/* A copy of the model on a GPU. */
 static carry_lm *moved(carry_ctx *ctx, const carry_lm *lm, int device) {
     carry_lm *there;
     assert_ok(ctx, carry_lm_new(ctx, &there, &lm->config, device));
@@ -69,7 +70,8 @@ static carry_lm *moved(carry_ctx *ctx, const carry_lm *lm, int device) {
     return there;
 }
 
-/* True if a parameter, such as a bias of the router that only the choice sees, has gradients of zero on both sides. */
+/* True if the gradients of a parameter are zero on both sides, such as a router's bias, which affects only the
+   choice. */
 static bool has_no_gradient(const float *here, const float *there, const carry_lm *other, int64_t index) {
     const carry_parameter *p = &other->own.parameter[index];
     bool zero = true;
@@ -133,8 +135,7 @@ static void a_model_on_a_gpu_equals_the_one_on_the_cpu(void **unused) {
         c.mixer[1] = CARRY_LM_MIXER_DELTA;
         compare(ctx, c, (carry_lm_pass_options){0}, false);
     }
-    for (int i = 8; i < HYBRIDS;
-         i++) { /* experts, Mamba-2; a near choice may fall another way after sums in another order */
+    for (int i = 8; i < HYBRIDS; i++) { /* experts, Mamba-2; a close choice may differ after sums in another order */
         c = hybrid(i);
         if (!carry_lm_family_describe(c.family).on_cuda) {
             continue;
@@ -205,7 +206,7 @@ static void generation_on_a_gpu_equals_the_cpu(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The files have the same hash of the model and of the ids, in steps that are recorded, too. */
+/* The files have the same hash of the model and of the ids, also after steps that are recorded. */
 static void states_move_between_cpu_and_gpu(void **unused) {
     (void)unused;
     char path[] = "/tmp/carry-moved-state-XXXXXX";

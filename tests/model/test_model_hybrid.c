@@ -40,14 +40,14 @@ static double loss_of(carry_ctx *ctx, carry_lm *lm) {
     return 0.125 * b.loss;
 }
 
-/* Along its own direction a gradient is its norm. The loss, about 10, is known to some 1e-6 and changes by 2e-2: the
-   quotient is good to 1e-3, and what a step of that size bends is of third order. */
+/* Along its own direction a gradient equals its norm. The loss, about 10, is known to some 1e-6 and changes by 2e-2, so
+   the quotient is accurate to 1e-3. The curvature over such a step is of third order. */
 static void gradients_equal_differences(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (int i = 0; i < HYBRIDS; i++) {
         carry_lm_config config = hybrid(i);
-        config.experts.chosen = config.experts.count; /* a choice that changes with the weights has no differences */
+        config.experts.chosen = config.experts.count; /* no difference exists where a choice changes with the weights */
         config.experts.router.groups = 1;
         carry_lm *lm = model_scaled(ctx, config, 8.0f);
         batch b;
@@ -82,7 +82,7 @@ static void gradients_equal_differences(void **unused) {
             memcpy(w, kept, (size_t)p->count * sizeof *kept);
             free(kept);
             const double slope = (side[0] - side[1]) / (2.0 * step * squares);
-            const double slack = 0.02 + 4e-6 / (step * squares); /* what is known of the loss */
+            const double slack = 0.02 + 4e-6 / (step * squares); /* the accuracy of the loss */
             if (!(fabs(slope - 1.0) <= slack)) {
                 fail_msg("model %d: %s: the difference is %g times the gradient (%g allowed)", i, p->name, slope,
                          slack);
@@ -185,7 +185,7 @@ static void steps_after_a_prompt_equal_the_whole(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A prompt in pieces leaves the state of the whole, past the first room of a cache. */
+/* A prompt in pieces leaves the same state as the whole, also when the cache has grown. */
 static void a_long_prompt_in_pieces_equals_the_whole(void **unused) {
     (void)unused;
     enum { LONG = 1100 };
@@ -252,7 +252,7 @@ static void states_go_to_files_and_snapshots_and_back(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Heads that are wide enough for tiles of bf16, in every layer: no other operator asks for as much workspace. */
+/* Heads wide enough for tiles of bf16, in every layer: no other operator needs as much workspace. */
 static void a_prompt_of_bf16_has_the_workspace_of_wide_heads(void **unused) {
     (void)unused;
     static uint16_t logits[TOKENS * VOCABULARY];
@@ -289,7 +289,7 @@ static void what_attention_cannot_do_is_refused(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The parts of every small model are in the row of its family, which says where it runs. */
+/* Every part of a small model is listed in its family's row, which says where the part runs. */
 static void families_list_the_parts_of_their_layers(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -1,5 +1,5 @@
-/* Folders of models with attention: what is saved loads again with the same keys; published names of tensors are found;
-   what cannot be honoured is refused by name before any weight is read. */
+/* Folders of models with attention: a saved model loads again with the same keys; published names of tensors are found;
+   unsupported settings are refused by name before any weight is read. */
 #include "hybrid_support.h"
 
 #include <unistd.h>
@@ -71,7 +71,8 @@ static void logits_of(carry_ctx *ctx, carry_lm *lm, carry_dtype dtype, void *to)
     carry_lm_pass_free(pass);
 }
 
-/* What is opened to be read keeps bf16 matrices in the file, and computes what a loaded model does. */
+/* A model that is opened for reading keeps its bf16 matrices in the mapped file and computes the same as a loaded
+   one. */
 static void a_model_that_is_only_read_stays_in_its_file(void **unused) {
     (void)unused;
     static unsigned char a[20 * 4096];
@@ -84,7 +85,7 @@ static void a_model_that_is_only_read_stays_in_its_file(void **unused) {
         assert_ok(ctx, carry_lm_save(lm, folder, CARRY_BF16));
         assert_ok(ctx, carry_lm_load(ctx, &loaded, folder, 0));
         assert_ok(ctx, carry_lm_open(ctx, &opened, folder, 0));
-        /* Rows that are grouped in the file are put in order, and so not mapped. */
+        /* Rows that are grouped in the file are reordered, and so cannot be mapped. */
         const int64_t most = lm->config.family->grouped != NULL ? loaded->own.count : loaded->own.count / 2;
         assert_true(opened->own.trained == loaded->own.trained && opened->own.count < most);
         assert_true(lm->config.vocab_size * (int64_t)sizeof(float) <= 4096);
@@ -100,7 +101,8 @@ static void a_model_that_is_only_read_stays_in_its_file(void **unused) {
         }
         assert_refused(ctx, CARRY_EUNSUPPORTED, "training", carry_lm_want_gradients(opened));
         assert_refused(ctx, CARRY_EUNSUPPORTED, "start values", carry_lm_init(opened, 1));
-        assert_ok(ctx, carry_lm_save(opened, folder, CARRY_F32)); /* replaced: the mapping stays the old file */
+        assert_ok(ctx, carry_lm_save(opened, folder,
+                                     CARRY_F32)); /* the file is replaced: the mapping stays that of the old file */
         logits_of(ctx, opened, CARRY_F32, a);
         assert_memory_equal(a, b, values * 4);
         carry_lm_free(opened);
@@ -110,7 +112,7 @@ static void a_model_that_is_only_read_stays_in_its_file(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The tensors of a model under names that `rename` gives them, with one more. */
+/* Writes the tensors of a model under the names that `rename` gives them, and one more. */
 static void write_renamed(carry_ctx *ctx, const carry_lm *lm, void (*rename)(char *to, size_t size, const char *name),
                           const char *more) {
     carry_safetensors_item items[96];

@@ -1,11 +1,11 @@
-/* The layer without the delta rule: what it computes, that no model is run by the other's recurrence, and that such a
-   model generates. */
+/* The layer without the delta rule: its results, that no model is run by the other's recurrence, and that such a model
+   generates. */
 #include "recurrence_support.h"
 
 #include "engine/generator.h"
 
-/* The recurrence without the delta rule, in float64 from the inputs: sum of grad_o o, the final states beside. `nudged`
-   is one number of one input (of all but A_log and dt_bias, which stand behind), moved by `by`. */
+/* The recurrence without the delta rule, in float64 from the inputs: the sum of grad_o o, and the final states. A nudge
+   moves one number of one input by `by`. The tensors are numbered Q..G, followed by A_log and dt_bias. */
 typedef struct nudge {
     int tensor; /* Q..G, then A_log, dt_bias */
     int64_t at;
@@ -83,7 +83,7 @@ static void linear_is_the_recurrence_without_its_correction(void **unused) {
         double *o = malloc((size_t)l.count[V] * sizeof *o);
         assert_non_null(o);
         (void)linear_sum(&l, (nudge){.tensor = -1}, o);
-        for (int64_t j = 0; j < l.count[V]; j++) { /* sums of 64 tokens and 32 keys of some ones, in f32 */
+        for (int64_t j = 0; j < l.count[V]; j++) { /* sums over 64 tokens and 32 keys with terms near 1, in f32 */
             assert_true(fabs((double)((float *)l.o)[j] - o[j]) <= 2e-5);
         }
         const float *got[] = {l.dx[Q], l.dx[K], l.dx[V], l.dx[BETA], l.dx[G], l.dA_log, l.ddt_bias};
@@ -93,7 +93,7 @@ static void linear_is_the_recurrence_without_its_correction(void **unused) {
                 const nudge n = {tensor, (k * 7919 + 3) % count, 1e-5};
                 const double up = linear_sum(&l, n, o);
                 const double wanted = (up - linear_sum(&l, (nudge){tensor, n.at, -1e-5}, o)) / 2e-5;
-                /* The difference itself is right to 1e-9; f32 sums of up to 64 x 32 products to some 1e-5. */
+                /* The difference itself is accurate to 1e-9; f32 sums of up to 64 x 32 products to some 1e-5. */
                 if (!(fabs((double)got[tensor][n.at] - wanted) <= 1e-4 * (1.0 + fabs(wanted)))) {
                     fail_msg("shape %zu, tensor %d, %lld: %.9g, and by differences %.9g", i, tensor, (long long)n.at,
                              (double)got[tensor][n.at], wanted);
@@ -106,7 +106,8 @@ static void linear_is_the_recurrence_without_its_correction(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* It is a model of its own: each kind of model refuses the other's method, and without a word has its own. */
+/* The layer without the delta rule is a separate kind of model: each kind refuses the other's method and uses its own
+   by default. */
 static void linear_and_the_delta_rule_are_not_mixed_up(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -123,11 +124,11 @@ static void linear_and_the_delta_rule_are_not_mixed_up(void **unused) {
         assert_refused(ctx, CARRY_EUNSUPPORTED, "use_delta_rule", carry_lm_pass_new(lm, &pass, &options));
         carry_lm_free(lm);
     }
-    assert_null(carry_lm_recurrence_named("linear")); /* what has a name in the list is the delta rule */
+    assert_null(carry_lm_recurrence_named("linear")); /* the list has only methods of the delta rule */
     carry_ctx_free(ctx);
 }
 
-/* A prompt and then token after token: the logits of each are those of the whole row at once. */
+/* A prompt and then token after token: the logits of each equal those of one pass over the whole row. */
 static void a_model_without_the_delta_rule_generates_what_it_computes(void **unused) {
     (void)unused;
     enum { T = 9, PROMPT = 4, N = SUPPORT_VOCABULARY };

@@ -1,5 +1,5 @@
-/* Language models: every variant equals the float64 model of lm_reference.h, logits and gradients; packed equals apart;
-   what must not change a bit does not. */
+/* Language models: every variant equals the float64 model of lm_reference.h, logits and gradients; packed sequences
+   equal separate ones; options that must not change a bit do not. */
 #include "lm_reference.h"
 #include "lm_support.h"
 
@@ -41,10 +41,10 @@ static uint64_t noise(uint64_t x) {
     return x ^ x >> 33;
 }
 
-/* For every parameter, along a direction of random signs: the gradient against a central difference of the float64
-   loss. The step 1e-6 leaves 1e-12 of curvature and 1e-8 of float64's rounding; f32 gradients are good to some 1e-6 of
-   their length, and a projection on random signs is about as long as the gradient itself: 1e-4 of it is generous and
-   still finds any wrong term. */
+/* Compares the gradient of every parameter, along a direction of random signs, with a central difference of the float64
+   loss. The step 1e-6 leaves 1e-12 of curvature and 1e-8 of float64's rounding. f32 gradients are accurate to some 1e-6
+   of their length, and their projection on random signs is about as long as the gradient itself: 1e-4 of it is generous
+   and still finds any wrong term. */
 static void compare_gradients(const char *name, carry_lm *lm, double *weights, const batch *x) {
     reference r = {.lm = lm, .weights = weights};
     for (int64_t i = 0; i < lm->own.parameters; i += support_cases(1, 2)) {
@@ -144,7 +144,7 @@ static void every_delta_variant_is_the_reference(void **unused) {
     carry_lm_fla_of(&c)->expand_k = 0.5;
     carry_lm_fla_of(&c)->expand_v = 1.5;
     c.delta.use_gate = true;
-    carry_lm_fla_of(&c)->use_output_norm = false; /* nothing follows from it, as there */
+    carry_lm_fla_of(&c)->use_output_norm = false; /* changes nothing, as in flash-linear-attention */
     compare_with_reference(ctx, "expanded, with output gate", c);
     c = plain;
     c.delta.use_beta = false;
@@ -164,7 +164,7 @@ static void every_delta_variant_is_the_reference(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* What a run leaves, to be compared bit by bit. */
+/* Results of a run, compared bit by bit. */
 typedef struct outcome {
     float logits[B * T * VOCABULARY];
     double loss;
@@ -233,7 +233,7 @@ static void recomputing_takes_less_memory(void **unused) {
 
 static void packed_sequences_equal_those_apart(void **unused) {
     (void)unused;
-    static int64_t borders[] = {0, 1, 1, 18, 38}; /* of one token, of none, across chunks */
+    static int64_t borders[] = {0, 1, 1, 18, 38}; /* sequences of one token, of none, across chunks */
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (int which = 0; which < 2; which++) {
         const carry_lm_family *family = which == 0 ? &carry_lm_family_gated_deltanet : &carry_lm_family_delta_net;
@@ -276,7 +276,7 @@ static void packed_sequences_equal_those_apart(void **unused) {
 static void bf16_is_near_f32(void **unused) {
     (void)unused;
     carry_lm_config config = small(&carry_lm_family_gated_deltanet);
-    config.hidden_size = 48; /* small heads are badly conditioned, which is not the subject here */
+    config.hidden_size = 48; /* small heads are badly conditioned, which is not tested here */
     carry_lm_fla_of(&config)->head_dim = 16;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     carry_lm *lm = model_scaled(ctx, config, 5.0f);
@@ -311,7 +311,7 @@ typedef struct order {
     float *seen;
 } order;
 
-/* Ranges come from the end of the buffer to its beginning. */
+/* Ranges are reported from the end of the buffer to its beginning. */
 static carry_status note_ready(void *user, int64_t first, int64_t count) {
     order *o = user;
     assert_int_equal(first + count, o->end);
@@ -346,7 +346,7 @@ static void gradients_are_complete_when_they_are_said_to_be(void **unused) {
         assert_int_equal(o.end, 0);
         assert_int_equal(o.calls, 4);
         assert_memory_equal(o.seen, lm->own.gradients, (size_t)lm->own.count * sizeof(float));
-        /* A second run adds the same again. */
+        /* A second run adds the same gradients again. */
         args.ready = NULL;
         assert_ok(ctx, run_once(lm, &options, &args));
         for (int64_t i = 0; i < lm->own.count; i++) {

@@ -1,5 +1,5 @@
-/* A model's folder: what is saved loads again, in one file or in several; what does not fit is refused by name; the
-   folders that flash-linear-attention made load, key for key, and are saved with the same keys. */
+/* A model's folder: a saved model loads again, from one file or several; files that do not fit are refused by name;
+   folders made by flash-linear-attention load, key for key, and are saved with the same keys. */
 #include "lm_support.h"
 
 #include <unistd.h>
@@ -50,7 +50,7 @@ static void what_is_saved_loads_again(void **unused) {
         for (carry_dtype dtype = CARRY_BF16; dtype <= CARRY_F16; dtype++) {
             assert_ok(ctx, carry_lm_save(lm, folder, dtype));
             assert_ok(ctx, carry_lm_load(ctx, &back, folder, 0));
-            /* half a unit of the last of 8 or 11 bits, and f16's smallest steps below 6e-5 */
+            /* half a unit of the last of 8 or 11 bits, and f16's spacing below 6e-5 */
             for (int64_t j = 0; j < lm->own.count; j++) {
                 float off = fabsf(lm->own.weights[j] - back->own.weights[j]);
                 assert_true(off <= fabsf(lm->own.weights[j]) * (dtype == CARRY_BF16 ? 0x1p-8f : 0x1p-11f) + 6e-8f);
@@ -84,7 +84,8 @@ static void start_values_follow_the_rules(void **unused) {
             assert_true(strstr(p->name, "A_log") == NULL || w[j] <= logf(16.0f));
             assert_true(strstr(p->name, "dt_bias") == NULL || (step > 0.00099 && step < 0.101));
         }
-        if (p->start == CARRY_LM_NORMAL) { /* the deviation of a deviation is 1/sqrt(2 count): five of them */
+        if (p->start ==
+            CARRY_LM_NORMAL) { /* the deviation of a deviation is 1/sqrt(2 count); five of these are allowed */
             double deviation = sqrt(squares / (double)p->count);
             assert_true(fabs(deviation / 0.02 - 1.0) <= 5.0 / sqrt(2.0 * (double)p->count));
         }
@@ -100,7 +101,7 @@ static void start_values_follow_the_rules(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The parameters of lm as items; the caller changes some and writes them. */
+/* The parameters of lm as items, which the caller changes and writes. */
 static carry_safetensors_item *items_of(const carry_lm *lm) {
     carry_safetensors_item *items = calloc((size_t)lm->own.parameters + 1, sizeof *items);
     assert_non_null(items);
@@ -221,7 +222,7 @@ static void several_files_are_one_model(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Every key, shape and byte of a folder that was made there is in the one that is saved here, and no other. */
+/* A folder made by flash-linear-attention and saved here has the same keys, shapes and bytes, and no others. */
 static void folders_made_elsewhere_travel_both_ways(void **unused) {
     (void)unused;
     static const char *const names[] = {"lm-gated_deltanet", "lm-delta_net"};

@@ -1,5 +1,5 @@
-/* The parameters of a model are flash-linear-attention's, key for key and shape for shape: the list is written down
-   here from its formulas, apart from the one that the library makes. */
+/* The parameters of a model are flash-linear-attention's, with the same keys and shapes. The list here is written from
+   its formulas, independent of the one that the library makes. */
 #include "lm_support.h"
 
 #include "file/weights.h"
@@ -28,11 +28,11 @@ static void want_in(list *l, int64_t layer, const char *key, int rank, int64_t a
     want(l, name, rank, a, b, c);
 }
 
-/* What a configuration means there, in its own letters. */
+/* The sizes of a configuration, under the names that its model files use. */
 typedef struct sizes {
     int64_t d;      /* hidden_size */
     int64_t I;      /* between up_proj and down_proj */
-    int64_t Kd, Vd; /* all heads of keys and of values */
+    int64_t Kd, Vd; /* widths of all key heads and of all value heads */
     int64_t HV, dv; /* value heads, and the size of one */
 } sizes;
 
@@ -78,7 +78,7 @@ static void want_model(list *l, const carry_lm_config *c, sizes s) {
     }
 }
 
-/* The model's own list, what it saves, and what it loads again. */
+/* Compares with the model's own list, with the tensors that it saves, and with those that it loads again. */
 static void compare(carry_ctx *ctx, const carry_lm_config *config, sizes s) {
     char folder[] = "/tmp/carry-names-XXXXXX";
     carry_lm *lm;
@@ -176,7 +176,8 @@ static void delta_net_has_these_parameters(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The models that were made there: their configurations give these lists, and their files have just these tensors. */
+/* Models made by flash-linear-attention: their configurations give these lists, and their files have exactly these
+   tensors. */
 static void models_from_there_have_these_parameters(void **unused) {
     (void)unused;
     static const char *const names[] = {"lm-gated_deltanet", "lm-delta_net"};

@@ -1,5 +1,5 @@
-/* A model whose weights are packed once gives the bits of one that packs them for every product; and a prompt, whose
-   last layer is computed for its last rows alone, the logits of a pass over all rows. */
+/* A model whose weights are packed once gives the bits of one that packs them for every product. A prompt, whose last
+   layer is computed only for its last rows, gives the logits of a pass over all rows. */
 #include "hybrid_support.h"
 
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include "engine/llm.h"
 #include "ops/kernels/bf16.h"
 
-enum { TOKENS = 1100 }; /* more than two of the pieces that a prompt is read in, the last of them of 76 rows */
+enum { TOKENS = 1100 }; /* more than two of the pieces in which a prompt is read, the last one with 76 rows */
 
 static char folder[64];
 
@@ -39,7 +39,7 @@ static void save_model(carry_ctx *ctx, int which) {
     carry_lm_free(lm);
 }
 
-/* The logits after all tokens; returns whether weights were packed. */
+/* Gives the logits after all tokens; returns whether weights were packed. */
 static bool read_all(carry_ctx *ctx, bool may_pack, const int64_t *ids, float *logits) {
     carry_llm *llm;
     carry_llm_state *state;
@@ -77,7 +77,7 @@ static void packed_weights_change_no_bit(void **unused) {
     }
 }
 
-/* Short prompts do not pay for packing but with AMX, nor does f32 have panels. */
+/* Packing does not pay for short prompts except with AMX, and f32 has no panels. */
 static void weights_are_packed_for_long_prompts_in_bf16_alone(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, "avx512-bf16-emulated", NULL);

@@ -1,5 +1,5 @@
-/* Models with quantised weights: a GGUF file and folders in every format that can be written predict what the model in
-   f32 predicts, within the error of their bits; on the CPU the weights stay quantised. */
+/* Models with quantised weights: a GGUF file and folders in every format that can be written predict the same as the
+   model in f32, within the error of their bits; on the CPU the weights stay quantised. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +51,7 @@ static void read_logits(carry_lm *lm, float *logits) {
     carry_lm_pass_free(pass);
 }
 
-/* The error of logits, relative to their own size. */
+/* The error of logits, relative to their size. */
 static double distance(const float *has, const float *expected) {
     double error = 0.0;
     double size = 0.0;
@@ -74,7 +74,7 @@ static int64_t count_quantised(const carry_lm *lm) {
     return count;
 }
 
-/* Every weight of a model loaded from `path` is near that of the original: `bound` of its size apart. */
+/* Every weight of a model loaded from `path` is near the original: off by at most `bound` of its size. */
 static void expect_weights(const char *path, double bound) {
     carry_lm *lm[2];
     assert_ok(ctx, carry_lm_load(ctx, &lm[0], MODEL, 0));
@@ -100,8 +100,8 @@ static void expect_weights(const char *path, double bound) {
     carry_lm_free(lm[1]);
 }
 
-/* A model opened to be read keeps its matrices quantised. The model is random and multiplies errors of its weights by
-   20 or so: `bound` is of logits. */
+/* A model opened for reading keeps its matrices quantised. The model is random and multiplies errors of its weights by
+   20 or so; `bound` applies to logits. */
 static void expect_near(const char *path, double bound) {
     carry_lm *lm;
     uint64_t hash;
@@ -149,7 +149,7 @@ static void test_written_folders_predict_as_their_model(void **state) {
         assert_true(result.matrices > 10 && result.bytes_out < result.bytes_in);
         expect_weights(folder, cases[i].weights);
         expect_near(folder, cases[i].logits);
-        /* Again: refused, since its weights are quantised. */
+        /* Quantising it again is refused, since its weights are quantised. */
         char other[64];
         (void)snprintf(other, sizeof other, "%s-2", folder);
         assert_int_equal(carry_quantise(ctx, folder, other, cases[i].format, &result), CARRY_EUNSUPPORTED);

@@ -1,5 +1,5 @@
-/* A GGUF file and folders with quantised weights on a GPU predict what their decoded weights predict on the CPU, and
-   have the hash that they have there. */
+/* A GGUF file and folders with quantised weights predict on a GPU what their decoded weights predict on the CPU, and
+   have the same hash on both. */
 /* labels: gpu */
 #include <math.h>
 #include <stdio.h>

@@ -1,11 +1,11 @@
-/* A model over tokens that are split over ranks: loss and gradients, summed over ranks, are those of one rank that
-   holds all tokens. */
+/* A model whose tokens are split over ranks: loss and gradients, summed over ranks, equal those of one rank that holds
+   all tokens. */
 #include "comm_support.h"
 #include "lm_support.h"
 
 enum { MOST_RANKS = 4, BATCH = 2, TOKENS = 53 };
 
-/* Bounds of the ranks' parts of 53 tokens: some of a chunk and more, some of less than the halo of a convolution. */
+/* Bounds of the ranks' parts of 53 tokens: some longer than a chunk, some shorter than the halo of a convolution. */
 static const int64_t splits[][MOST_RANKS + 1] = {{0, 53}, {0, 20, 53}, {0, 33, 35, 53}, {0, 2, 3, 29, 53}};
 /* Sequences that end inside a rank, at a rank's border, inside the halo of the rank after it; one without tokens. */
 static const int64_t whole_cuts[] = {0, 5, 20, 20, 33, 50, 53};
@@ -19,7 +19,7 @@ typedef struct job {
     const int64_t *bounds;
     carry_lm_ranks_options ranks;
     int64_t ids[BATCH][TOKENS], labels[BATCH][TOKENS];
-    /* What came of it: gradients of every rank. */
+    /* Results: the gradients of every rank. */
     float *gradients[MOST_RANKS];
     double loss[MOST_RANKS], loss_alone[MOST_RANKS]; /* without backward, too */
     int64_t counted[MOST_RANKS];
@@ -43,7 +43,8 @@ static int64_t all_counted(const job *j) {
     return counted;
 }
 
-/* cu_seqlens of tokens first..last-1: a sequence that starts at the first one is told by an empty one before it. */
+/* cu_seqlens of tokens first..last-1. An empty sequence at the front says that the next one starts at the first
+   token. */
 static int64_t cut(int64_t *cuts, int64_t first, int64_t last) {
     int64_t count = 0;
     cuts[count++] = 0;
@@ -56,7 +57,7 @@ static int64_t cut(int64_t *cuts, int64_t first, int64_t last) {
     return count;
 }
 
-/* The tokens of one rank; comm NULL: all of them, by the recurrence that knows no ranks. */
+/* Runs the tokens of one rank; with comm NULL all tokens, by the recurrence without ranks. */
 static carry_status run_part(job *j, carry_lm *lm, carry_comm *comm, int rank) {
     const int64_t first = comm != NULL ? j->bounds[rank] : 0;
     const int64_t last = comm != NULL ? j->bounds[rank + 1] : TOKENS;
@@ -107,10 +108,10 @@ static carry_status on_rank(void *user, carry_comm *comm) {
     return status;
 }
 
-/* f32 sums in another order: chunks, and with them the association of states, end elsewhere, so a layer's outputs
+/* f32 sums in another order: chunks end elsewhere, and states are combined in another order, so a layer's outputs
    differ by some roundings of 6e-8 times the length of a chunk's sums, 16: 1e-6. Two layers with weights twenty times
-   as large as at the start pass it on some ten times larger, and the sums over tokens that make A_log's and dt_bias's
-   gradients cancel to a tenth of their terms: 1e-4. A lost halo, state or rank is 1e-2 and more. */
+   as large as at the start enlarge that some ten times, and the sums over tokens in the gradients of A_log and dt_bias
+   cancel to a tenth of their terms: 1e-4. A lost halo, state or rank gives 1e-2 and more. */
 static void compare_gradients(const char *name, const carry_lm *lm, const float *wanted, const job *j, int ranks) {
     float *sum = calloc((size_t)lm->own.count, sizeof(float));
     assert_non_null(sum);
@@ -177,7 +178,7 @@ static void compare(const char *name, carry_lm_config config, bool packed, bool 
     compare_in(CARRY_F32, name, config, packed, recompute, delta);
 }
 
-/* Sums that differ by 1e-6 round to neighbours, 2^-8 apart, at intervals: what two layers make of it is a few percent
+/* Sums that differ by 1e-6 sometimes round to neighbouring numbers, 2^-8 apart. After two layers that is a few percent
    of a gradient. */
 static void activations_in_bf16_are_split_too(void **unused) {
     (void)unused;
@@ -243,7 +244,7 @@ static carry_status empty_part(void *user, carry_comm *comm) {
     return status;
 }
 
-/* A pass has tokens. The ranks that have some do not wait for the one that was refused. */
+/* A pass needs tokens. The ranks that have some do not wait for the rank that was refused. */
 static void a_rank_without_tokens_is_refused_everywhere(void **unused) {
     (void)unused;
     job j = {.config = small(&carry_lm_family_gated_deltanet)};

@@ -1,4 +1,4 @@
-/* A pass with another recurrence: what it is given, and that a halo is heard where it should be and nowhere else. */
+/* A pass with another recurrence: its arguments, and that the halo reaches the first tokens of a rank and no others. */
 #include "lm_support.h"
 
 #define B 1
@@ -9,7 +9,7 @@
 /* The chunk recurrence, watched. */
 typedef struct watch {
     int forwards, backwards, halos, halo_backwards;
-    float before; /* what stands before this rank's tokens */
+    float before; /* value of the halo before this rank's tokens */
     double dbefore;
 } watch;
 
@@ -90,7 +90,7 @@ static const carry_lm_recurrence watching = {.name = "watched",
                                              .halo = watch_halo,
                                              .halo_backward = watch_halo_backward};
 
-/* The loss of one call; gradients of it alone are left in the model. */
+/* The loss of one call; afterwards the model holds the gradients of this call alone. */
 static double loss_of(carry_ctx *ctx, carry_lm *lm, carry_lm_pass_options options, bool cut) {
     int64_t ids[T];
     int64_t labels[T];
@@ -127,14 +127,14 @@ static void a_recurrence_is_called_once_a_layer(void **unused) {
         watch seen = {0};
         const carry_lm_pass_options options = {
             .recurrence = &watching, .recurrence_options = &seen, .recompute = recompute != 0};
-        double loss = loss_of(ctx, lm, options, false); /* zeros stand before: as if nothing did */
+        double loss = loss_of(ctx, lm, options, false); /* a halo of zeros equals no halo */
         assert_true(loss == plain);
         assert_memory_equal(lm->own.gradients, gradients, bytes);
         assert_int_equal(seen.forwards, LAYERS * (1 + recompute));
         assert_int_equal(seen.backwards, LAYERS);
         assert_int_equal(seen.halos, 3 * LAYERS * (1 + recompute));
         assert_int_equal(seen.halo_backwards, 3 * LAYERS);
-        assert_true(seen.dbefore > 0.0); /* the first tokens would have heard */
+        assert_true(seen.dbefore > 0.0); /* the first tokens depend on the halo */
     }
     free(gradients);
     carry_lm_free(lm);

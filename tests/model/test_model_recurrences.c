@@ -1,8 +1,8 @@
-/* Every way to run a layer's recurrence does what the chunk recurrence does: outputs, states and all gradients, over
-   odd sizes and all flags; and a whole model with it has the same loss and gradients. */
+/* Every implementation of a layer's recurrence gives the results of the chunk recurrence: outputs, states and all
+   gradients, over odd sizes and all flags; and a whole model with it has the same loss and gradients. */
 #include "recurrence_support.h"
 
-/* |a - b| <= tolerance (|b| + floor), in RMS: floor is what a gradient is made of, where it cancels. */
+/* |a - b| <= tolerance (|b| + floor), in RMS; floor is the size of a gradient's terms, which may cancel. */
 static void compare(const char *name, const char *what, carry_dtype dtype, const void *got, const void *wanted,
                     int64_t count, double tolerance) {
     double difference = 0.0, magnitude = 0.0;
@@ -24,8 +24,8 @@ static void compare(const char *name, const char *what, carry_dtype dtype, const
     }
 }
 
-/* f32: sums of up to 64 tokens' and 300 columns' products in another order, some tens of roundings of 6e-8: 1e-5. bf16:
-   both round the same sums, at intervals to neighbours, which are 2^-8 apart. */
+/* f32: sums of the products of up to 64 tokens and 300 columns in another order, some tens of roundings of 6e-8: 1e-5.
+   bf16: both round the same sums, sometimes to neighbouring numbers, which are 2^-8 apart. */
 static void compare_layers(const char *name, const layer *a, const layer *b) {
     static const char *const names[] = {"dq", "dk", "dv", "dbeta", "dg"};
     const carry_delta_problem *p = &b->problem;

@@ -1,6 +1,5 @@
-/* Folders of several files: read file by file with a message for each; whole tensors and experts in pieces are the bits
-   of the files where they are kept in 16 bits; a file that is missing or cut off is named before any weight is taken.
- */
+/* Folders of several files: read file by file with a message for each; whole tensors and experts in pieces keep the
+   bits of the files if they are stored in 16 bits; a missing or truncated file is named before any weight is read. */
 #include "hybrid_support.h"
 
 #include <unistd.h>
@@ -49,7 +48,7 @@ static void keep_message(void *user, carry_log_level level, const char *line) {
     (void)snprintf(said + strlen(said), sizeof said - strlen(said), "%s\n", line);
 }
 
-/* The items of a model; experts are one tensor for each expert and half, as published files have them. */
+/* The items of a model; each half of each expert is a tensor, as in published files. */
 static int64_t list_items(const carry_lm *lm, carry_safetensors_item *items, char (*names)[96], int64_t most) {
     static const char *const parts[] = {"gate_proj", "up_proj", "down_proj"};
     int64_t count = 0;

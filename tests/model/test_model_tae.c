@@ -1,5 +1,5 @@
-/* Tiny video autoencoders: against a plain one in float64 over random widths, cut into calls in every way, started
-   anew, and files that do not fit. */
+/* Tiny video autoencoders: against a plain one in float64 over random widths, split into calls in every way, reset, and
+   files that do not fit. */
 #include "tae_support.h"
 
 #include "core/tensor.h"
@@ -34,7 +34,7 @@ static double pixel(const video *x, int64_t f, int64_t c, int64_t y, int64_t at)
     return outside ? 0.0 : x->v[((f * x->channels + c) * x->height + y) * x->width + at];
 }
 
-/* with_past: the channels of the frame before follow those of a frame. */
+/* with_past: the channels of the previous frame follow those of a frame. */
 static video conv64(const weights *w, const char *name, video x, int64_t step, bool with_past) {
     const carry_tensor *taps = found(w, name, "weight");
     const carry_tensor *bias = found(w, name, "bias");
@@ -89,7 +89,7 @@ static video doubled64(video x) {
     return y;
 }
 
-/* Frames and channels are neighbours in memory, so growing and pooling are a new way to read the same numbers. */
+/* Frames and channels are adjacent in memory, so growing and pooling only reinterpret the same numbers. */
 static video regrouped(video x, int64_t frames, int64_t channels) {
     x.frames = frames;
     x.channels = channels;
@@ -114,7 +114,7 @@ static video decode64(const weights *w, video x) {
     for (int64_t i = 0; i < x.frames * x.channels * x.height * x.width; i++) {
         x.v[i] = fmin(fmax(x.v[i], 0.0), 1.0);
     }
-    x.v += 3 * x.channels * x.height * x.width; /* the first three are left out */
+    x.v += 3 * x.channels * x.height * x.width; /* the first three frames are left out */
     x.frames -= 3;
     return x;
 }
@@ -216,7 +216,7 @@ static opened open_small(void) {
     return open_codec(2, 3);
 }
 
-/* Every way to cut five latent frames, as the bits of `cuts`: the same bits as at once. */
+/* Every way to split five latent frames, given by the bits of `cuts`, gives the same bits as one call. */
 static void test_a_stream_equals_the_whole_for_every_split(void **state) {
     (void)state;
     enum { N = 5, AREA = 6, FRAME = 3 * 64 * AREA };
@@ -259,7 +259,7 @@ static void test_a_stream_equals_the_whole_for_every_split(void **state) {
     carry_codec_free(o.codec);
 }
 
-/* Whatever went through before, the frames after a reset are those of a new codec; without one they are not. */
+/* After a reset the frames equal those of a new codec, whatever was decoded before; without a reset they do not. */
 static void test_a_reset_starts_anew(void **state) {
     (void)state;
     enum { AREA = 6, FRAME = 3 * 64 * AREA };
@@ -313,7 +313,7 @@ static void test_threads_change_no_bit(void **state) {
     carry_codec_free(o.codec);
 }
 
-/* Half-precision files: the frames are those of the rounded weights, which is near the others and not the same. */
+/* Half-precision files: the frames are those of the rounded weights, near those of f32 but not equal. */
 static void test_weights_may_be_of_16_bits(void **state) {
     (void)state;
     enum { AREA = 6, FRAME = 3 * 64 * AREA };
@@ -348,7 +348,7 @@ static void test_latents_that_are_no_numbers_give_a_picture(void **state) {
 
 static const carry_codec_size small = {.height = 16, .width = 24, .most = 2};
 
-/* Every tensor, missing or of another shape, is refused by its name, and so is one too many. */
+/* A missing tensor, one of another shape and an additional one are refused by name, for every tensor. */
 static void test_weights_that_do_not_fit_are_refused_by_name(void **state) {
     (void)state;
     weights *w = random_weights((const int64_t[]){6, 5, 4, 3}, (const int64_t[]){4, 3, 5, 6});
@@ -362,7 +362,7 @@ static void test_weights_that_do_not_fit_are_refused_by_name(void **state) {
             assert_refused(ctx, CARRY_EFORMAT, saved.name, carry_codec_open(ctx, &codec, folder, &small));
             assert_null(codec);
         }
-        /* One more in the last index: nothing can agree with it. */
+        /* One more in the last dimension: no other tensor agrees with it. */
         w->item[i].tensor.shape[saved.tensor.rank - 1]++;
         int64_t count = carry_tensor_count(&w->item[i].tensor);
         w->item[i].tensor =

@@ -1,5 +1,5 @@
-/* The text encoder: against one in float64 over random weights, whatever follows a prompt, on every device, and folders
-   that do not fit. */
+/* The text encoder: against a version in float64 over random weights, independent of the padding after a prompt, on
+   every device, and folders that do not fit. */
 #include "support.h"
 
 #include <math.h>
@@ -120,7 +120,7 @@ static void linear64(double *y, const double *x, const float *w, int out, int in
     }
 }
 
-/* Buckets as T5's paper has them: each distance below a quarter of all, then by logarithm. */
+/* Buckets as in T5's paper: one for each distance below a quarter of all buckets, then logarithmic. */
 static int bucket64(int distance) {
     const int half = BUCKETS / 2, exact = half / 2, away = abs(distance);
     const double along = away < exact ? 0.0 : log((double)away / exact) / log((double)FAR / exact) * (half - exact);
@@ -272,7 +272,7 @@ static void test_what_does_not_fit_is_named(void **state) {
     carry_umt5_free(model);
 }
 
-/* Scores take heads times the square of the tokens: for 65536 tokens 51 GB here. */
+/* Scores need memory for heads times the square of the tokens: for 65536 tokens 51 GB here. */
 static void test_prompts_beyond_the_limit_are_refused_before_memory_is_taken(void **state) {
     static const int64_t lengths[] = {0, -1, CARRY_UMT5_TOKENS + 1, 65536, INT64_MAX};
     (void)state;

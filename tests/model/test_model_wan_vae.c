@@ -1,5 +1,6 @@
-/* Wan's autoencoder over random weights of small widths: cut into calls in every way, started anew, as bytes, by the
-   names of its own file, and folders that do not fit. Its numbers are compared with others' by the golden wan-vae. */
+/* Wan's autoencoder over random weights of small widths: split into calls in every way, reset, as bytes, by the names
+   of its own file, and folders that do not fit. The golden case wan-vae compares its numbers with those of another
+   implementation. */
 /* labels: gpu */
 #include "support.h"
 
@@ -252,7 +253,8 @@ static double difference(const float *a, const float *b, int n) {
     return sqrt(squares / magnitude);
 }
 
-/* Latents in host memory give frames there; latents on the device give bytes there, on the context's own stream. */
+/* Latents in host memory give frames in host memory; latents on the device give bytes on the device, on the context's
+   own stream. */
 static void test_devices_give_the_cpus_frames(void **state) {
     (void)state;
     static float latents[2 * LATENT], want[5 * FRAME], got[5 * FRAME], coded[2 * LATENT], again[2 * LATENT];
@@ -317,7 +319,7 @@ static void test_frames_that_fill_no_latent_frame_end_a_stream(void **state) {
     carry_codec_free(codec);
 }
 
-/* As Wan2.1_VAE.pth has them, with num_res_blocks 2. */
+/* The names of Wan2.1_VAE.pth, with num_res_blocks 2. */
 static void test_names_are_those_of_wans_own_file(void **state) {
     (void)state;
     static const char *const pairs[][2] = {

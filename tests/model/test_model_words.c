@@ -1,4 +1,5 @@
-/* Prompts as vectors: a word is the same wherever it stands, any bytes are a prompt, and brackets weigh. */
+/* Prompts as vectors: a word has the same vector at every position, any bytes are a prompt, and brackets give
+   weights. */
 #include "support.h"
 
 #include <math.h>
@@ -6,7 +7,7 @@
 #include "core/rng.h"
 #include "model/dit/words.h"
 
-enum { ROWS = 9, WIDTH = 300 }; /* more than one block of the place, and no multiple of it */
+enum { ROWS = 9, WIDTH = 300 }; /* more than one block of the position's part, and not a multiple of it */
 
 static carry_ctx *ctx;
 static float a[ROWS * WIDTH], b[ROWS * WIDTH];
@@ -55,8 +56,9 @@ static void test_prompts_are_cut_into_words(void **state) {
     assert_int_equal(encode(a, ""), 0);
     assert_int_equal(encode(a, " \t\n\v\f\r "), 0);
     assert_int_equal(encode(a, "ball"), 1);
-    assert_int_equal(encode(a, "a red ball, 3d"), 5);  /* the comma is one */
-    assert_int_equal(encode(a, "caf\xC3\xA9!? x"), 3); /* caf, what is neither letter nor space together, x */
+    assert_int_equal(encode(a, "a red ball, 3d"), 5); /* the comma is one */
+    assert_int_equal(encode(a, "caf\xC3\xA9!? x"),
+                     3); /* caf, then the bytes that are neither letters nor spaces, then x */
     assert_same("A Red BALL", "a red ball");
     assert_same("  a   red\tball ", "a red ball");
     assert_differ("a red ball", "a ball red");
@@ -65,8 +67,8 @@ static void test_prompts_are_cut_into_words(void **state) {
     assert_same("red,ball", "red , ball");
 }
 
-/* Rows of the same word are the same but for the place: with parts of variance 1 and 1/16, sums over 300 numbers are 1
-   with a deviation of about sqrt(2/300) = 0.08; others are 0 with about 0.06. Six deviations are allowed. */
+/* Rows of the same word are equal except for the position: with parts of variance 1 and 1/16, sums over 300 numbers are
+   1 with a deviation of about sqrt(2/300) = 0.08; other words give 0 with about 0.06. Six deviations are allowed. */
 static void test_a_word_is_the_same_wherever_it_stands(void **state) {
     (void)state;
     assert_int_equal(encode(a, "red ball red"), 3);
@@ -86,8 +88,9 @@ static void test_brackets_weigh_words(void **state) {
     assert_differ("(red:2) ball", "red ball");
     (void)encode(a, "(red:0) ball");
     (void)encode(b, "(blue:0) ball");
-    assert_memory_equal(a, b, sizeof a); /* what weighs nothing is a place alone */
-    /* weight w: row = w * word + place, so row(3) - row(1) = 2 (row(2) - row(1)) up to rounding of f32 near 10. */
+    assert_memory_equal(a, b, sizeof a); /* weight 0 leaves only the position */
+    /* weight w: row = w * word + position, so row(3) - row(1) = 2 (row(2) - row(1)) up to the rounding of f32 near
+       10. */
     static float c[ROWS * WIDTH];
     (void)encode(a, "red");
     (void)encode(b, "(red:2)");
@@ -95,7 +98,7 @@ static void test_brackets_weigh_words(void **state) {
     for (int i = 0; i < WIDTH; i++) {
         assert_true(fabsf((c[i] - a[i]) - 2 * (b[i] - a[i])) < 1e-5F);
     }
-    /* What is no weight is bytes like others. */
+    /* Parentheses without a valid weight are plain text. */
     assert_int_equal(encode(a, "(red)"), 3);
     assert_int_equal(encode(a, "(red:)"), 3); /* "(", "red", ":)" */
     assert_int_equal(encode(a, "(red:x)"), 5);
@@ -105,7 +108,7 @@ static void test_brackets_weigh_words(void **state) {
     assert_int_equal(encode(a, "(:2)"), 0);
     assert_int_equal(encode(a, "(("), 1);
     assert_same("((red:2)", "( (red:2)");
-    /* Escaped, a bracket is a byte. */
+    /* An escaped bracket is plain text. */
     assert_same("\\(red:2)", "\\( red : 2 )");
     assert_int_equal(encode(a, "\\(red\\)"), 3);
     assert_same("\\(", "(");
@@ -135,7 +138,7 @@ static void test_any_bytes_of_any_length_are_a_prompt(void **state) {
             const uint32_t word = carry_philox(9, round, i).word[0];
             bytes[i] = word % 3 == 0 ? "():\\ 1.a"[word / 3 % 8] : (char)(word >> 8);
         }
-        if (round >= 256) { /* what would be slow if every bracket looked to the end */
+        if (round >= 256) { /* slow if every bracket were searched to the end of the text */
             memset(bytes, "(:)\\ a1."[round % 8], sizeof bytes);
         }
         (void)encode_bytes(a, bytes, length, &left_out);
@@ -159,7 +162,7 @@ static void test_other_tensors_are_refused(void **state) {
                    carry_words_encode(ctx, carry_view_2d(NULL, CARRY_F32, 1, 2), NULL, NULL, "a", 1));
 }
 
-/* Models are trained on these numbers: they stay. */
+/* Models are trained on these numbers, so they must not change. */
 static void test_vectors_stay_what_they_are(void **state) {
     (void)state;
     const float known[] = {0.1762113F, -0.68740427F, 1.0542357F, 1.9325687F};

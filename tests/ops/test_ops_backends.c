@@ -1,5 +1,5 @@
-/* Every operator of carry/nn.h on every device that is not the CPU, against the CPU's result: all types and odd sizes.
-   Embeddings, losses and AdamW are in test_ops_backends_loss. Skipped where there is no such device. */
+/* Every operator of carry/nn.h on every device except the CPU, against the CPU's result: all types and odd sizes.
+   Embeddings, losses and AdamW are in test_ops_backends_loss. Skipped without such a device. */
 /* labels: gpu */
 #include <math.h>
 
@@ -13,7 +13,7 @@ static const int64_t row_shapes[][2] = {{1, 1},    {3, 5},    {65, 129}, {257, 6
                                         {19, 200}, {21, 768}, {9, 1024}, {5, 1025}, {67, 2050}};
 #define ROW_SHAPES(s) for (size_t s = 0; s < sizeof row_shapes / sizeof *row_shapes; s++, free_operands())
 
-/* Terms below 1, added in two orders: 2^-24 of a sum of k of them for each, with room for tf32 in three parts. */
+/* Terms below 1, added in two orders: 2^-24 of a sum of k terms for each order, with slack for tf32 in three parts. */
 static double sums(int64_t k) {
     return 8.0 * (double)(k + 8) * 0x1p-24;
 }
@@ -36,7 +36,7 @@ static void case_elementwise(carry_dtype type) {
 }
 
 /* cuBLASLt's kernels for Hopper round a product to 16 bits before they add it to c: half a unit of a sum of k terms
-   below 1, which is below 4 sqrt(k) / 3 for all but one in 10^4. */
+   below 1, which is below 4 sqrt(k) / 3 except for one in 10^4. */
 static double twice(carry_dtype type, bool accumulate, int64_t k) {
     return accumulate && type != CARRY_F32 ? rounding(type) * 2.0 * sqrt((double)k) : 0.0;
 }
@@ -217,7 +217,7 @@ static void case_rotary_halves(carry_dtype type) {
     }
 }
 
-/* cuts: packed sequences, of which some are empty or shorter than the taps. */
+/* cuts: packed sequences, some of them empty or shorter than the taps. */
 static void one_conv(carry_dtype type, int64_t batch, int64_t tokens, int64_t channels, int64_t width, bool before,
                      bool cuts, carry_activation f) {
     const int64_t borders[] = {0, 0, tokens / 3, tokens / 3 + 1 < tokens ? tokens / 3 + 1 : tokens, tokens};

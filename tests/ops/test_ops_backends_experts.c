@@ -1,16 +1,16 @@
-/* The operators of a mixture of experts on every device that is not the CPU, against the CPU's result: all types and
-   odd sizes. Skipped where there is no such device. */
+/* The operators of a mixture of experts on every device except the CPU, against the CPU's result: all types and odd
+   sizes. Skipped without such a device. */
 /* labels: gpu */
 #include "backend_support.h"
 
 #include "ops/experts.h"
 
-/* Terms below 1, added in two orders: 2^-24 of a sum of k of them for each, with room for tf32 in three parts. */
+/* Terms below 1, added in two orders: 2^-24 of a sum of k terms for each order, with slack for tf32 in three parts. */
 static double sums(int64_t k) {
     return 8.0 * (double)(k + 8) * 0x1p-24;
 }
 
-/* Numbers that a call fills in. */
+/* An operand that a call fills. */
 static operand numbers(int64_t count) {
     int64_t *none = keep(malloc((size_t)(count + 1) * sizeof *none));
     memset(none, 0xff, (size_t)count * sizeof *none);
@@ -56,7 +56,7 @@ static void case_route(carry_dtype type) {
     one_route(type, (carry_router){.scale = 1.0f}, false, 2, 2000, 5);
 }
 
-/* NaN gives different experts in range. */
+/* With NaN as input, the experts are different and in range. */
 static void case_route_nan(carry_dtype type) {
     const int64_t T = 64, E = 6, k = 4;
     operand logits = given(type, 2, SHAPE(T, E), -3, 3), weights = wanted(CARRY_F32, 2, SHAPE(T, k)),
@@ -84,7 +84,7 @@ static void case_route_nan(carry_dtype type) {
     }
 }
 
-/* Pairs of T tokens, k each, and how they are sorted. */
+/* Pairs of T tokens with k experts each, and their sorted order. */
 typedef struct sorted {
     operand pair, place, offsets;
 } sorted;
@@ -136,7 +136,7 @@ static void case_rows(carry_dtype type) {
     one_rows(type, 130, 2, 264);
 }
 
-/* y as columns of a wider array on the GPU, W as the second half of each expert's rows. */
+/* y is a set of columns of a wider array on the GPU; W is the second half of each expert's rows. */
 static void one_grouped(carry_dtype type, int64_t T, int64_t E, int64_t out, int64_t in) {
     const int64_t k = 2, rows = T * k;
     const sorted s = sort_some(T, k, E);
@@ -161,20 +161,20 @@ static void case_grouped(carry_dtype type) {
     one_grouped(type, 1, 1, 1, 1);
     one_grouped(type, 19, 5, 7, 33);
     one_grouped(type, 40, 40, 24, 64);
-    one_grouped(type, 300, 3, 130, 200); /* more than a tile of 128 rows of an expert */
-    one_grouped(type, 500, 6, 136, 264); /* rows of whole pieces of 16 bytes */
+    one_grouped(type, 300, 3, 130, 200); /* more rows of an expert than a tile of 128 */
+    one_grouped(type, 500, 6, 136, 264); /* rows that are multiples of 16 bytes */
     one_grouped(type, 40, 40, 64, 128);
 }
 
-/* A sum of terms in float64, and of their absolute values. */
+/* A sum of terms in float64, and the sum of their absolute values. */
 typedef struct exact {
     double sum, size;
 } exact;
 
-/* One rounding to the type, and f32 sums of n terms in any order, each addition cut off instead of rounded (as tensor
-   cores do): n 2^-23 of the sum of absolute values. */
+/* Allows one rounding to the type, and f32 sums of n terms in any order where each addition truncates (as tensor cores
+   do): n 2^-23 of the sum of absolute values. */
 static void judge(const char *what, carry_dtype type, double have, exact want, int64_t n) {
-    if (have == want.sum) { /* both may be 0, with no error allowed */
+    if (have == want.sum) { /* both may be 0, and then the bound is 0 */
         return;
     }
     const double before = (double)(n + 1) * 0x1p-23 * want.size;
@@ -194,7 +194,7 @@ static array fetched(const operand *o) {
     return a;
 }
 
-/* y, and gradients that are added to earlier ones, of experts with `counts` rows. */
+/* Checks y, and gradients that are added to earlier ones, for experts with `counts` rows. */
 static void one_exact(carry_dtype type, const int64_t *counts, int64_t E, int64_t out, int64_t in, bool adds) {
     int64_t *starts = keep(calloc((size_t)E + 1, sizeof *starts));
     for (int64_t e = 0; e < E; e++) {

@@ -1,17 +1,18 @@
 /* The operators that a GPU does in one pass (affine, add_layer_norm, qk_norm_rotary, squared_error, relative_softmax)
-   and those of a sampler on every device that is not the CPU, against the CPU's result: sizes that go through the fast
-   kernels and sizes that do not. Skipped where there is no such device. */
+   and those of a sampler on every device except the CPU, against the CPU's result: sizes that go through the fast
+   kernels and sizes that do not. Skipped without such a device. */
 /* labels: gpu */
 #include "backend_support.h"
 
 #include "ops/sampler.h"
 #include "ops/video.h"
 
-/* Rows of whole vectors of 16 bytes, and others. */
+/* Rows that are multiples of 16 bytes, and others. */
 static const int64_t shapes[][2] = {{1, 8}, {3, 10}, {65, 136}, {9, 1024}, {5, 1030}, {7, 5120}};
 #define SHAPES(s) for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++, free_operands())
 
-/* Parts are rounded after each step on the CPU, and once where they are one pass: a unit of the largest for each. */
+/* The CPU rounds after each step, a GPU once if it does all in one pass: allows a unit of the largest value for each
+   step. */
 static double steps(carry_dtype type, double count, double largest) {
     return count * rounding(type) * largest + 0x1p-18;
 }
@@ -85,7 +86,7 @@ static void case_qk_norm_rotary(carry_dtype type) {
 static void case_squared_error(carry_dtype type) {
     const int64_t groups = 4, one = 1, shape[] = {8, 130};
     operand y = given(type, 2, shape, -1, 1), target = given(CARRY_F32, 2, shape, -1, 1), dy = wanted(type, 2, shape);
-    operand weight = given(CARRY_F32, 1, &groups, -1, 1); /* those below 0 are left out */
+    operand weight = given(CARRY_F32, 1, &groups, -1, 1); /* groups with a negative weight are left out */
     operand losses = spread(carry_view_1d(keep(calloc(4, sizeof(double))), CARRY_F64, groups));
     operand total = spread(carry_view_1d(keep(calloc(1, sizeof(double))), CARRY_F64, one));
     EACH_SIDE CALL(carry_squared_error(ctx, &(carry_squared_error_args){.total = total.t[side],
@@ -100,7 +101,8 @@ static void case_squared_error(carry_dtype type) {
     compare("total", &total, 0x1p-38);
 }
 
-/* Heads of 128 and strides of whole eights go through the fast kernel: as many warps as heads, more and fewer. */
+/* Heads of 128 and strides that are multiples of eight go through the fast kernel: as many warps as heads, more and
+   fewer. */
 static void case_key_weights(carry_dtype type) {
     static const int64_t sizes[][5] = {{1, 1, 128, 1, 8},     {17, 3, 128, 6, 8},    {33, 40, 128, 21, 24},
                                        {16, 48, 128, 48, 48}, {5, 2, 128, 9, 12},    {7, 3, 10, 4, 5},
@@ -118,7 +120,7 @@ static void case_key_weights(carry_dtype type) {
                                                                             .keys = keys,
                                                                             .last = 1.5f,
                                                                             .eps = 0.01f}));
-            /* Keys times weights are rounded once more on the GPU: scores of up to 4 move by as many units. */
+            /* The GPU rounds keys times weights once more: scores of up to 4 change by as many units. */
             compare("p", &p, steps(type, 8.0, 1.0));
         }
     }
@@ -183,7 +185,7 @@ static void case_flow_step(carry_dtype type) {
     }
 }
 
-/* Logarithms, roots and cosines in float64 on both sides, so that a number or its neighbour comes out. */
+/* Both sides compute logarithms, roots and cosines in float64, so that results are equal or adjacent numbers. */
 static void case_random_fill(carry_dtype type) {
     for (int64_t count = 1; count < 3000; count = 3 * count + 2) {
         operand out = wanted(type, 1, &count);
@@ -192,7 +194,7 @@ static void case_random_fill(carry_dtype type) {
     }
 }
 
-/* Columns of a whole that random_fill makes: the same bits. */
+/* Columns of a larger array have the bits that random_fill gives to the whole array. */
 static void case_random_part(carry_dtype type) {
     static const int64_t cases[][4] = {{1, 7, 21, 14}, {5, 8, 16, 8}, {9, 13, 40, 27}, {3, 64, 64, 0}, {4, 1, 3, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++, free_operands()) {
@@ -212,7 +214,7 @@ static void case_random_part(carry_dtype type) {
         compare("out", &out, 0x1p-22);
         compare("whole", &whole, 0x1p-22);
         const size_t size = carry_dtype_size(type);
-        for (int64_t row = 0; row < rows; row++) { /* compare has brought both sides to the host */
+        for (int64_t row = 0; row < rows; row++) { /* compare has copied both sides to the host */
             assert_memory_equal((const char *)out.t[0].data + (size_t)(row * columns) * size,
                                 (const char *)whole.t[0].data + (size_t)(row * next + first) * size,
                                 (size_t)columns * size);

@@ -1,5 +1,5 @@
-/* Embeddings, losses and AdamW on every device that is not the CPU, against the CPU's result: all types and odd sizes.
-   Skipped where there is no such device. */
+/* Embeddings, losses and AdamW on every device except the CPU, against the CPU's result: all types and odd sizes.
+   Skipped without such a device. */
 /* labels: gpu */
 #include <math.h>
 
@@ -8,7 +8,7 @@
 #include "ops/dropout.h"
 #include "ops/muon.h"
 
-/* Terms below 1, added in two orders: 2^-24 of a sum of k of them for each, with room for tf32 in three parts. */
+/* Terms below 1, added in two orders: 2^-24 of a sum of k terms for each order, with slack for tf32 in three parts. */
 static double sums(int64_t k) {
     return 8.0 * (double)(k + 8) * 0x1p-24;
 }
@@ -58,8 +58,8 @@ static void case_cross_entropy(carry_dtype type) {
     }
 }
 
-/* On a GPU the gradient of the logits is rounded to 16 bits where x and W are: u of the sums of its magnitudes, which
-   are 2 * 0.25 over a row and 0.25 (9 T / V + 2) over a column. */
+/* On a GPU the gradient of the logits is rounded to 16 bits if x and W are 16-bit: u of the sums of its magnitudes,
+   which are 2 * 0.25 over a row and 0.25 (9 T / V + 2) over a column. */
 static void one_linear_cross_entropy(carry_dtype type, carry_dtype weights, int64_t T, int64_t n, int64_t V) {
     operand x = given(type, 2, SHAPE(T, n), -1, 1), W = given(weights, 2, SHAPE(V, n), -1, 1);
     operand targets = some_ids(T, V, true), losses = wanted(CARRY_F32, 1, &T);
@@ -92,9 +92,10 @@ static void case_linear_cross_entropy(carry_dtype type) {
 }
 
 static void case_many_ids(carry_dtype type) {
-    one_linear_cross_entropy(type, type, 213, 3, 20001); /* 208 tokens at a time, and 5 are left */
+    one_linear_cross_entropy(type, type, 213, 3, 20001); /* 208 tokens at a time, then the remaining 5 */
     if (type == CARRY_F32) {
-        one_linear_cross_entropy(type, type, 264, 3, 8200); /* 256 at a time, of the 496 that fit, and 8 are left */
+        one_linear_cross_entropy(type, type, 264, 3,
+                                 8200); /* 256 at a time, of the 496 that fit, then the remaining 8 */
     }
 }
 
@@ -137,7 +138,8 @@ static void case_adamw(carry_dtype type) {
     compare("low", &low, 0x1p-20);
 }
 
-/* Muon's operators, with a matrix that is turned and one that is not; and dropout, which drops the same elements. */
+/* Muon's operators, with a matrix that is transposed and one that is not; and dropout, which drops the same elements on
+   all devices. */
 static void case_muon(carry_dtype type) {
     for (int turned = 0; turned < 2; turned++, free_operands()) {
         const int64_t shape[] = {37, 65};
@@ -171,7 +173,7 @@ static void case_muon(carry_dtype type) {
     }
 }
 
-/* An id or a target that is not in the table is not followed: NaN, and the neighbours are what they were. */
+/* An id or target outside the table is not read: its result is NaN, and its neighbours are not affected. */
 static void case_bad_ids(carry_dtype type) {
     const int64_t bad[] = {0, 5, -1, 4, INT64_MIN, INT64_MAX};
     operand ids = integers(bad, 6), table = given(type, 2, SHAPE(5, 3), 1, 2), y = wanted(type, 2, SHAPE(6, 3));
@@ -196,8 +198,7 @@ static void test_losses_and_adamw_equal_the_cpu(void **state) {
         run_case("embed", case_embed, 3);
         run_case("cross_entropy", case_cross_entropy, 3);
         run_case("linear_cross_entropy", case_linear_cross_entropy, 3);
-        run_case("many ids", case_many_ids,
-                 2); /* seconds each on the emulator; f16 differs in nothing that counts here */
+        run_case("many ids", case_many_ids, 2); /* seconds each on the emulator; f16 adds nothing here */
         run_case("adamw, clip, squares", case_adamw, 3);
         run_case("muon, dropout", case_muon, 3);
         run_case("ids out of range", case_bad_ids, 3);

@@ -1,6 +1,6 @@
-/* Convolutions of bf16 pictures, pictures from and to planes and bytes, and the norm with SiLU, on every device that is
-   not the CPU, against the CPU's result in f32: sizes that go through the fast kernels and sizes that do not. Skipped
-   where there is no such device. */
+/* Convolutions of bf16 pictures, pictures from and to planes and bytes, and the norm with SiLU, on every device except
+   the CPU, against the CPU's result in f32: sizes that go through the fast kernels and sizes that do not. Skipped
+   without such a device. */
 /* labels: gpu */
 #include "backend_support.h"
 
@@ -20,7 +20,7 @@ static int64_t side_of(carry_conv2d_form form, int64_t side) {
                                          : side;
 }
 
-/* Frames are random too: whatever they hold is seen by windows, and those of y stay. */
+/* The borders are random too: windows see them as they are, and those of y stay unchanged. */
 static void one_conv2d(carry_conv2d_form form, int64_t height, int64_t width, int64_t in, int inputs, int64_t out) {
     const int64_t taps_side = form == CARRY_CONV2D_POINT ? 1 : 3, all = in * inputs;
     const int64_t *picture = SHAPE(height + 2, width + 2, in);
@@ -52,8 +52,8 @@ static void one_conv2d(carry_conv2d_form form, int64_t height, int64_t width, in
                                                     .relu = inputs == 1}));
     }
     CALL(carry_convert(ctx, y.t[0], y32.t[0]));
-    /* Products are exact and sums are f32. Weights of a doubled picture are sums of four, rounded: 2^-8 of each of 4 in
-       of them, of any sign. */
+    /* Products are exact and sums are f32. Weights of a doubled picture are sums of four weights, rounded by 2^-8:
+       there are 4 in of them, with errors of either sign. */
     const double doubled = form == CARRY_CONV2D_DOUBLE ? 0x1p-8 * 4.0 * sqrt(4.0 * (double)all) : 0.0;
     compare("y", &y, 16.0 * (double)(9 * all + 8) * 0x1p-24 + doubled);
     free_operands();
@@ -75,7 +75,7 @@ static void case_conv2d(carry_dtype type) {
         one_conv2d(f, 17, 16, 192, 1, 96);
         one_conv2d(f, 10, 20, 192, 1, 384);
     }
-    if (getenv("CARRY_CASE") != NULL) { /* as large as a GPU: slow where it is emulated */
+    if (getenv("CARRY_CASE") != NULL) { /* large enough for a real GPU: slow on the emulated one */
         one_conv2d(CARRY_CONV2D_SAME, 240, 416, 192, 3, 192);
         one_conv2d(CARRY_CONV2D_SAME, 120, 208, 384, 3, 384);
         one_conv2d(CARRY_CONV2D_DOUBLE, 120, 208, 384, 1, 192);
@@ -113,7 +113,7 @@ static void case_norm_silu(carry_dtype type) {
         operand x = given(type, 2, shapes[s], -3, 3), y = wanted(type, 2, shapes[s]);
         operand w = given(CARRY_F32, 1, &shapes[s][1], -2, 2);
         EACH_SIDE CALL(carry_rms_norm_silu(ctx, y.t[side], x.t[side], w.t[side], 1e-30f));
-        compare("y", &y, 0x1p-18 + 24.0 * rounding(type)); /* the CPU rounds before SiLU too; rows are below 6 */
+        compare("y", &y, 0x1p-18 + 24.0 * rounding(type)); /* the CPU also rounds before SiLU; rows are below 6 */
     }
 }
 

@@ -1,6 +1,6 @@
-/* Operators whose rows may lie further apart on a GPU, as columns of one wider array (merged_linear, conv, rms_norm's
-   gate, swiglu), on every device that is not the CPU, against the CPU's result of packed rows; and that nothing beside
-   those columns is written. Skipped where there is no such device. */
+/* Operators whose rows may be columns of one wider array on a GPU (merged_linear, conv, rms_norm's gate, swiglu), on
+   every device except the CPU, against the CPU's result for packed rows. The other columns must stay unchanged. Skipped
+   without such a device. */
 /* labels: gpu */
 #include "backend_support.h"
 
@@ -8,19 +8,20 @@ static double sums(int64_t k) {
     return 8.0 * (double)(k + 8) * 0x1p-24;
 }
 
-/* Columns first .. first + width - 1 of a [T, row]. */
+/* Columns first .. first + width - 1 of a tensor [T, row]. */
 static carry_tensor columns(carry_tensor wide, int64_t first, int64_t width) {
     wide.data = (char *)wide.data + (size_t)first * carry_dtype_size(wide.dtype);
     wide.shape[1] = width;
     return wide;
 }
 
-/* The CPU's result to where the GPU has written it itself; or x to where the GPU reads it. */
+/* Copies x into columns of the wide array: the CPU's result, or an input of the GPU. */
 static void put(operand *wide, int side, int64_t first, const operand *x) {
     CALL(carry_copy_columns(ctx, wide->t[side], first, x->t[side], 0, x->t[side].shape[1]));
 }
 
-/* Three maps: side by side, the last apart where `apart` says so; weights in one array. */
+/* Three maps whose outputs are adjacent columns; with `apart` there is a gap before the last. Weights are in one
+   array. */
 static void one_merged(carry_dtype type, int64_t T, int64_t in, const int64_t out[3], int64_t row, bool apart) {
     const int64_t at[3] = {1, 1 + out[0], 1 + out[0] + out[1] + (apart ? 1 : 0)}, all = out[0] + out[1] + out[2];
     operand x = given(type, 2, SHAPE(T, in), -1, 1), W = given(type, 2, SHAPE(all, in), -1, 1);
@@ -44,7 +45,7 @@ static void one_merged(carry_dtype type, int64_t T, int64_t in, const int64_t ou
         CALL(carry_merged_linear_backward(ctx, &back));
     }
     compare("y in wide", &wide, sums(in));
-    /* dy is y, which the two sides have rounded each for itself: of size sqrt(in), a unit off here and there. */
+    /* dy is y, which each side has rounded for itself: of size sqrt(in), sometimes a unit apart. */
     const double size = 2.0 * sqrt((double)in);
     compare("dx", &dx, (sums(all) + 3.0 * rounding(type) * sqrt((double)all)) * size + 3.0 * rounding(type) * size);
     compare("dW", &dW, (sums(T) + rounding(type) * sqrt((double)T)) * size);
@@ -67,7 +68,7 @@ static void case_linear_add(carry_dtype type) {
     }
 }
 
-/* n a multiple of a vector and not; the plain way and the wide one. */
+/* n is a multiple of a vector or not; by the plain kernel and the wide one. */
 static void one_conv(carry_dtype type, int64_t B, int64_t T, int64_t C, int64_t row, int64_t at) {
     operand x = given(type, 2, SHAPE(B * T, C), -1, 1), w = given(CARRY_F32, 2, SHAPE(C, 4), -1, 1);
     operand y = wanted(type, 3, SHAPE(B, T, C)), dy = given(type, 3, SHAPE(B, T, C), -1, 1);

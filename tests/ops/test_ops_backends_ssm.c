@@ -1,5 +1,5 @@
-/* State space layers on every device that is not the CPU, against the CPU's result: general products and tiles of
-   tensor cores, steps, packed sequences, deep decays. Skipped where there is no such device. */
+/* State space layers on every device except the CPU, against the CPU's result: general products and tiles of tensor
+   cores, steps, packed sequences, deep decays. Skipped without such a device. */
 /* labels: gpu */
 #include "backend_support.h"
 
@@ -104,7 +104,7 @@ static void case_tiles(carry_dtype type) {
     one(type, &(shape){.B = 1, .T = 2100, .n = 2, .P = 64, .G = 1, .N = 64, .low = -5.0f}); /* in segments */
 }
 
-/* One token of sequences whose states are in slots. */
+/* One token for sequences whose states are in slots. */
 static void case_steps(carry_dtype type) {
     const shape s = {.B = 3, .T = 1, .n = 4, .P = 6, .G = 2, .N = 37};
     static int32_t slots[] = {4, 0, 2};

@@ -1,4 +1,4 @@
-/* bf16 products: every entry that can run here, and the emulated ones everywhere, against float64 and against each
+/* bf16 products: every kernel that can run here, and the emulated ones everywhere, against float64 and against each
    other, over odd sizes, all forms and 1, 2, 3 threads. */
 #include "matrix_support.h"
 
@@ -23,7 +23,8 @@ static const carry_kernels *kernels_of(carry_ctx *ctx) {
     return kernels;
 }
 
-/* The bound of kernels/bf16.h, and c's own rounding. Of a large c some elements, where few suffice. */
+/* Compares with the bound of kernels/bf16.h and c's own rounding. With few cases (support_cases), only some elements of
+   a large c are checked. */
 static SUPPORT_UNWATCHED void assert_product(const char *name, const matrix *c, const matrix *a, bool ta,
                                              const matrix *b, bool tb, int64_t k, const matrix *base) {
     const int64_t step = c->rows * c->row > 20000 ? support_cases(1, 5) : 1;
@@ -113,7 +114,7 @@ static void test_bf16_products_match_float64_for_every_entry_size_and_form(void 
     }
 }
 
-/* More k than a block has where c is f32, and a whole long k where it is not. */
+/* More k than one block where c is f32, and a whole long k where it is not. */
 static void test_bf16_products_match_float64_for_long_sums(void **state) {
     (void)state;
     const carry_bf16 *by;
@@ -137,7 +138,7 @@ static void test_bf16_products_match_float64_over_several_tiles(void **state) {
     }
 }
 
-/* More of m and n than the buffers of panels hold. */
+/* Larger m and n than the buffers of panels hold. */
 static void test_bf16_products_match_float64_beyond_the_buffer(void **state) {
     (void)state;
     const carry_bf16 *by = carry_bf16_best();
@@ -149,8 +150,8 @@ static void test_bf16_products_match_float64_beyond_the_buffer(void **state) {
     check_size(by, 24, 1100, 2040, CARRY_F32, 4);
 }
 
-/* The processor's instruction is what its emulation says, within twice the bound that each keeps (kernels/bf16.h):
-   makers may add in another order than the manual's. Whether bits differ is told. */
+/* The processor's instruction agrees with its emulation within twice the bound that each keeps (kernels/bf16.h):
+   processors may add in another order than the manual says. The test prints whether bits differ. */
 static void test_instructions_agree_with_their_emulation(void **state) {
     (void)state;
     static const char *const names[][2] = {{"avx512-bf16", "avx512-bf16-emulated"}, {"amx", "amx-emulated"}};
@@ -260,7 +261,7 @@ static void test_numbers_that_are_not_finite_stay_in_their_rows(void **state) {
     }
 }
 
-/* Element `at` of x W^T + y0 in float64, y0 NULL for none; *size gets the sum of the sizes of its terms. */
+/* Element `at` of x W^T + y0 in float64; y0 may be NULL. *size gets the sum of the magnitudes of its terms. */
 static SUPPORT_UNWATCHED double few64(const array *x, const array *W, const array *y0, int64_t at, double *size) {
     int64_t out = W->t.shape[0];
     int64_t in = W->t.shape[1];
@@ -274,7 +275,7 @@ static SUPPORT_UNWATCHED double few64(const array *x, const array *W, const arra
     return sum;
 }
 
-/* x W^T of a few tokens: by dot products that widen, and by the processor's instructions where it has some. */
+/* x W^T for a few tokens: by dot products that widen, and by the processor's bf16 instructions if it has them. */
 static void check_few(carry_dtype type, int64_t tokens, int64_t out, int64_t in, bool accumulate) {
     array x = random_array(type, 2, SHAPE(tokens, in), -1, 1);
     array W = random_array(type, 2, SHAPE(out, in), -1, 1);
@@ -351,7 +352,8 @@ static void test_half_dots_of_every_set_match_plain(void **state) {
     }
 }
 
-/* A set that was asked for by name widens; a bf16 product can be asked for; one that cannot run is refused with why. */
+/* A set of kernels that is named explicitly widens; a bf16 product can be named; one that cannot run is refused with
+   the reason. */
 static void test_kernels_by_name(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, "plain", NULL);

@@ -1,4 +1,4 @@
-/* Ceilings: no product of the context runs faster, whichever way it goes; devices that are not there are refused. */
+/* Ceilings: no product of the context is faster, by any implementation; missing devices are refused. */
 /* labels: gpu */
 #include <math.h>
 #include <sys/resource.h>
@@ -11,7 +11,7 @@
 
 enum { SIDE = CARRY_MEASURED(256, 128) }; /* among the ceiling's */
 
-/* Flop/s of the best of some products by one way. */
+/* The flop/s of the fastest of some products by one implementation. */
 static double rate_of(carry_ctx *ctx, carry_product_function by, float *floats) {
     const carry_product p = {.m = SIDE,
                              .n = SIDE,
@@ -32,8 +32,8 @@ static double rate_of(carry_ctx *ctx, carry_product_function by, float *floats) 
     return 2.0 * SIDE * SIDE * SIDE / best;
 }
 
-/* Other processes may slow either measurement, by any factor while they run: once in many attempts both are
-   undisturbed, and then the rate is below twice the ceiling. */
+/* Other processes may slow either measurement by any factor. In one of many attempts both are undisturbed, and then the
+   rate is below twice the ceiling. */
 #define ATTEMPTS 50
 static void try_often(bool (*is_below)(void)) {
     for (int i = 0; i < ATTEMPTS; i++) {
@@ -66,7 +66,7 @@ static void test_no_way_is_faster_than_the_ceiling(void **state) {
     try_often(is_below_the_ceiling);
 }
 
-/* Instructions for bf16 are several times as fast as f32: the ceiling of a type is of its own products too. */
+/* Instructions for bf16 are several times as fast as f32: the ceiling of a type must also hold for its own products. */
 static bool is_below_the_ceiling_of_bf16(void) {
     carry_ctx *ctx;
     const carry_kernels *kernels;
@@ -112,7 +112,7 @@ static void test_a_copy_has_a_rate(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* 40 ranks on one machine would otherwise take 40 times as much. */
+/* Without the division, 40 ranks on one machine would take 40 times as much memory. */
 static void test_ranks_of_a_machine_divide_the_memory_that_is_copied(void **state) {
     (void)state;
     carry_ctx *ctx;
@@ -154,7 +154,7 @@ static void test_a_device_that_is_not_there_is_refused(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* On a GPU; where there is none, the refusal above is all there is. */
+/* Runs on a GPU. Without one, only the refusal above is tested. */
 static void test_a_gpu_has_ceilings_of_both_kinds(void **state) {
     (void)state;
     carry_ctx *ctx;
@@ -168,7 +168,8 @@ static void test_a_gpu_has_ceilings_of_both_kinds(void **state) {
     assert_ok(ctx, carry_ceiling_product(ctx, 1, CARRY_BF16, &narrow));
     assert_ok(ctx, carry_ceiling_product(ctx, 1, CARRY_F32, &wide));
     assert_ok(ctx, carry_ceiling_product(ctx, 1, CARRY_F16, &again));
-    assert_true(isfinite(narrow) && narrow > 0.0); /* not narrow > wide: other processes may have slowed either */
+    assert_true(isfinite(narrow) &&
+                narrow > 0.0); /* narrow > wide is not asserted: other processes may have slowed either */
     assert_true(isfinite(wide) && wide > 0.0);
     assert_true(again == narrow); /* measured once */
     carry_ctx_free(ctx);
@@ -178,12 +179,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_way_is_faster_than_the_ceiling),
         cmocka_unit_test(test_no_product_of_bf16_is_faster_than_its_ceiling),
-        cmocka_unit_test(
-            test_ranks_of_a_machine_divide_the_memory_that_is_copied), /* before the largest: it is about the peak */
+        cmocka_unit_test(test_ranks_of_a_machine_divide_the_memory_that_is_copied), /* before the test with the largest
+                                                                                       memory: it measures the peak */
         cmocka_unit_test(test_a_copy_has_a_rate),
         cmocka_unit_test(test_rough_ceilings_copy_less_and_any_other_word_is_ignored),
         cmocka_unit_test(test_a_device_that_is_not_there_is_refused),
         cmocka_unit_test(test_a_gpu_has_ceilings_of_both_kinds)};
-    (void)unsetenv("CARRY_CEILINGS"); /* ctest sets it; these are about the usual sizes */
+    (void)unsetenv("CARRY_CEILINGS"); /* ctest sets it; these tests are about the default sizes */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* The convolution against float64, cut anywhere: a sequence in two parts, token by token, or packed with others is the
-   sequence in one. */
+/* The convolution against float64, split anywhere: a sequence in two parts, token by token, or packed with others
+   equals the sequence in one part. */
 #include "nn_support.h"
 
 #include "carry/nn.h"
@@ -14,7 +14,7 @@ typedef struct problem {
     double *y;
 } problem;
 
-/* Row s of x as token t sees it: of its own sequence, of what is before the tokens, or zero. */
+/* Row s of x as token t sees it: from its own sequence, from the rows before the tokens, or zero. */
 static double seen(const problem *p, int64_t b, int64_t begin, bool first, int64_t s, int64_t c) {
     if (s >= begin) {
         return p->x.v[(b * p->tokens + s) * p->channels + c];
@@ -63,7 +63,7 @@ static problem some_problem(carry_dtype type, int64_t batch, int64_t tokens, int
     return p;
 }
 
-/* Sums of at most 16 terms below 1, an exponential, and for dw as many terms as tokens. */
+/* Sums of at most 16 terms below 1, an exponential, and for dw as many terms as there are tokens. */
 static void check_conv(problem *p) {
     array dy = random_array(p->x.t.dtype, 3, p->x.t.shape, -1, 1);
     array dw0 = random_array(CARRY_F32, 2, p->w.t.shape, -1, 1);
@@ -159,8 +159,8 @@ static void run_part(carry_ctx *ctx, const problem *p, array *y, float *state, i
                                        .activation = CARRY_SILU}));
 }
 
-/* The same sums in the same order: the same bits, wherever the sequence is cut, and the same rows for whoever goes on.
- */
+/* The same sums in the same order give the same bits wherever the sequence is cut, and leave the same rows for the next
+   part. */
 static void test_conv_in_parts_is_the_whole(void **state) {
     (void)state;
     enum { TOKENS = 9, CHANNELS = 21, WIDTH = 4 };

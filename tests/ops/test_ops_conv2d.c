@@ -1,4 +1,5 @@
-/* Convolutions of pictures against a plain one in float64, over every form, odd sizes, and all that can be left out. */
+/* Convolutions of pictures against a plain one in float64, over every form, odd sizes, and with every optional argument
+   left out. */
 #include "support.h"
 
 #include <math.h>
@@ -89,7 +90,7 @@ static SUPPORT_UNWATCHED double seen(const carry_conv2d_args *a, int64_t y, int6
 static SUPPORT_UNWATCHED double expected(const carry_conv2d_args *a, const float *w, int64_t y, int64_t x, int64_t c) {
     int64_t side = a->form == CARRY_CONV2D_POINT ? 1 : 3;
     int64_t step = a->form == CARRY_CONV2D_HALF || a->form == CARRY_CONV2D_AHEAD ? 2 : 1;
-    int64_t before = a->form == CARRY_CONV2D_AHEAD ? 0 : side / 2; /* pixels of a window before its place */
+    int64_t before = a->form == CARRY_CONV2D_AHEAD ? 0 : side / 2; /* pixels of the window before its centre */
     double sum = a->bias.data != NULL ? ((const float *)a->bias.data)[c] : 0.0;
     sum += a->add.data != NULL ? at(&a->add, y + 1, x + 1, c) : 0.0;
     for (int64_t i = 0; i < a->in; i++) {
@@ -112,7 +113,7 @@ static int64_t side_of(carry_conv2d_form form, int64_t side) {
                                          : side;
 }
 
-/* Everything that `with` has a bit for is there: past, bias (and older, of three frames), add, relu. */
+/* `with` has a bit for each optional argument: past, bias (and older, of three frames), add, relu. */
 static void check(carry_conv2d_form form, const shape *s, int with) {
     int64_t side = form == CARRY_CONV2D_POINT ? 1 : 3;
     int64_t in = s->x + s->past;
@@ -141,8 +142,9 @@ static void check(carry_conv2d_form form, const shape *s, int with) {
             assert_memory_equal(first, a.y.data, bytes);
             continue;
         }
-        /* Terms are below 1 (those of a doubled picture below 4, and there are fewer), sums of n of them are off by at
-           most n n/2 2^-24 and by sqrt of that count in fact: n 2^-24 is generous, and a wrong pixel is off by 0.1. */
+        /* Terms are below 1 (those of a doubled picture below 4, and there are fewer). Sums of n terms are off by at
+           most n n/2 2^-24, and in practice by the square root of that count: n 2^-24 is generous, and a wrong pixel is
+           off by 0.1. */
         double bound = (double)(in * side * side + 2) * 0x1p-24 * 4.0;
         for (int64_t y = 0; y < high + 2; y++) {
             for (int64_t x = 0; x < wide + 2; x++) {
@@ -181,7 +183,7 @@ static void test_every_form_matches_the_reference_for_every_size(void **state) {
     }
 }
 
-/* The same numbers in bf16: tensor t, f32 numbers that bf16 holds, and a copy of it in 16 bits. */
+/* Rounds tensor t to numbers of bf16, still in f32, and returns a copy in bf16. */
 static carry_tensor halved(carry_tensor t) {
     const int64_t n = t.data != NULL ? carry_tensor_count(&t) : 0;
     carry_tensor to = carry_view((uint16_t *)(void *)numbers(n / 2 + 1), CARRY_BF16, t.rank, t.shape);
@@ -223,7 +225,7 @@ static void test_bf16_is_what_f32_gives_rounded(void **state) {
         assert_ok(ctx, carry_conv2d(ctx, &a));
         assert_ok(ctx, carry_conv2d(ctx, &b));
         for (int64_t i = 0; i < (high + 2) * (wide + 2) * 7; i++) {
-            /* Half a unit of the result; of a doubled picture 48 weights below 4 are rounded too. */
+            /* Half a unit of the result; for a doubled picture 48 weights below 4 are rounded too. */
             const double bound = form == CARRY_CONV2D_DOUBLE ? 0.1 : 1e-5;
             const double want = ((const float *)a.y.data)[i];
             const double have = (double)carry_f32_from_bf16(((const uint16_t *)b.y.data)[i]);
@@ -232,7 +234,7 @@ static void test_bf16_is_what_f32_gives_rounded(void **state) {
     }
 }
 
-/* Rows that are cut into strips: a picture whose rows are a quarter of a strip each. */
+/* A picture whose rows are a quarter of a strip each: strips end inside the picture. */
 static void test_strips_meet(void **state) {
     (void)state;
     check(CARRY_CONV2D_SAME, &(shape){9, 60, 70, 70, 20}, 15);
@@ -240,7 +242,7 @@ static void test_strips_meet(void **state) {
     check(CARRY_CONV2D_HALF, &(shape){19, 61, 66, 0, 40}, 0);
 }
 
-/* Sums over time: what is added to may be the output itself. */
+/* Sums over time: `add` may be the output itself. */
 static void test_a_picture_is_added_to(void **state) {
     (void)state;
     carry_ctx *ctx = ctxs[0];

@@ -1,6 +1,6 @@
 /* Operators on GPUs against those of the CPU: conversions bit by bit, element-wise operators, products of every form,
-   type, size and alignment; tensors in the wrong memory are refused. Skipped, with the reason, where there is no GPU.
- */
+   type, size and alignment; tensors in the wrong memory are refused. Skipped, with the reason, where there is no
+   GPU. */
 /* labels: gpu */
 #include <math.h>
 
@@ -18,7 +18,7 @@ static void *host(size_t bytes) {
     return made;
 }
 
-/* A copy of host data on the GPU, `shift` bytes after an aligned place. */
+/* Copies host data to the GPU, `shift` bytes after an aligned address. */
 static char *upload(carry_ctx *ctx, const void *data, size_t bytes, size_t shift) {
     char *there;
     assert_ok(ctx, carry_device_alloc(ctx, (void **)&there, GPU, bytes + shift));
@@ -32,7 +32,7 @@ static carry_tensor on_gpu(carry_tensor tensor, void *data) {
     return tensor;
 }
 
-/* Every pattern of 16 bits, and of 32 bits those that surround every step of rounding: each exponent with fractions at,
+/* Every pattern of 16 bits, and patterns of 32 bits around every step of rounding: each exponent with fractions at,
    below and above the halves, and random ones. */
 static int64_t patterns(uint32_t *bits, int64_t count) {
     static const uint32_t fractions[] = {0,        1,        0xfff,    0x1000,   0x1001,   0x1fff,  0x2000,   0x3000,
@@ -120,7 +120,7 @@ static void a_conversion_may_be_in_place(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Sums, differences and products of two numbers are rounded once to f32 and once to the type, on both. */
+/* Sums, differences and products of two numbers are rounded once to f32 and once to the type, on both devices. */
 static void elementwise_operators_equal_those_of_the_cpu(void **unused) {
     (void)unused;
     enum { COUNT = 4099 };
@@ -157,11 +157,11 @@ typedef struct product_case {
     int64_t batch, m, n, k;
     carry_matmul_options options;
     carry_dtype type, c_type;
-    int64_t pad; /* elements between rows, so that they are not aligned */
+    int64_t pad; /* elements between rows, which make rows unaligned */
     bool repeat; /* one a for the whole batch */
 } product_case;
 
-/* An array of batch x rows x (columns + pad), random in [-1, 1], on both sides. */
+/* An array of batch x rows x (columns + pad) numbers in [-1, 1], on the CPU and on the GPU. */
 typedef struct both {
     char *here, *there;
     carry_tensor tensor; /* here */
@@ -195,10 +195,10 @@ static double element(const carry_tensor *tensor, int64_t item, int64_t row, int
                                          : (double)carry_f32_from_f16(halves[at]);
 }
 
-/* |error| <= 1e-6 times the sum of |a||b|, which is what f32 promises and the split of f32 keeps; for 16-bit a and b,
-   whose products are exact, sums on tensor cores lose up to 2^-22 of them at each of k / 16 steps; and half a unit of
-   c's type when it is stored in 16 bits. A product that is added to such a c may have been rounded to c's type before
-   (cuBLASLt does): half a unit of the product on top. */
+/* The error is at most 1e-6 times the sum of |a||b|, which f32 promises and the split of f32 keeps. For 16-bit a and b,
+   whose products are exact, sums on tensor cores lose up to 2^-22 of that sum at each of k / 16 steps. A 16-bit c adds
+   half a unit of its type. A product that is added to such a c may have been rounded to c's type before (cuBLASLt
+   does): half a unit of the product more. */
 static void compare(const product_case *t, const both *a, const both *b, const both *c, const carry_tensor *before) {
     double unit = t->c_type == CARRY_BF16 ? 0x1p-8 : t->c_type == CARRY_F16 ? 0x1p-11 : 0.0;
     for (int64_t i = 0; i < t->batch * t->m * t->n; i++) {
@@ -229,7 +229,7 @@ static void compare(const product_case *t, const both *a, const both *b, const b
     }
 }
 
-/* What lies between c's rows must stay. */
+/* The gaps between c's rows must stay unchanged. */
 static void check_gaps(const product_case *t, const both *c, const char *before) {
     size_t size = carry_dtype_size(t->c_type);
     size_t row = (size_t)(t->n + t->pad) * size;
@@ -292,7 +292,7 @@ static void products_are_right_for_every_size_form_and_type(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Every way of the table, also for sizes for which it is not chosen. */
+/* Every implementation in the table, also for sizes for which it is not chosen. */
 static void every_way_to_a_product_gives_the_same(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -351,7 +351,7 @@ static void operators_work_on_the_stream_of_the_context_and_in_graphs(void **unu
         carry_tensor A = on_gpu(a.tensor, a.there);
         carry_tensor B = on_gpu(b.tensor, b.there);
         carry_tensor C = on_gpu(c.tensor, c.there);
-        assert_ok(ctx, carry_stream_wait(ctx, GPU, NULL)); /* the copies to the GPU were put into its own stream */
+        assert_ok(ctx, carry_stream_wait(ctx, GPU, NULL)); /* the copies to the GPU were queued in its default stream */
         assert_ok(ctx, carry_matmul(ctx, C, A, B, NULL));
         assert_ok(ctx, carry_graph_begin(ctx, GPU, stream));
         assert_ok(ctx, carry_matmul(ctx, C, A, B, NULL));
@@ -371,7 +371,7 @@ static void operators_work_on_the_stream_of_the_context_and_in_graphs(void **unu
     carry_ctx_free(ctx);
 }
 
-/* More streams, one after the other, than products have workspaces for: sums of 8,192 terms are best done in parts. */
+/* Uses more streams, one after the other, than products have workspaces for. Sums of 8,192 terms are best split. */
 static void a_product_has_the_same_bits_on_every_stream(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

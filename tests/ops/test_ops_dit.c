@@ -1,5 +1,5 @@
 /* Layer norm, bias, gate, the norm of spread rows and rotary positions against float64: odd sizes around the piece of
-   1024, all types, 1, 2 and 3 threads, in place and apart. */
+   1024, all types, 1, 2 and 3 threads, in place and out of place. */
 #include "nn_support.h"
 
 #include "carry/nn.h"
@@ -9,9 +9,9 @@
 static const int64_t widths[] = {1, 7, 16, 33, 1023, 1024, 1025, 2500};
 enum { WIDTHS = sizeof widths / sizeof *widths };
 
-/* Rows that are 3 off zero. The norm's value is below sqrt(n) in magnitude and usually near 1; the mean and variance
-   are sums of n numbers in 16 parts: off by n/16 + 5 roundings of 2^-24 at worst, relative, which for 2500 is below
-   2^-16 of |x| / deviation, about 4 here, and of the value. Twice that is allowed. */
+/* Rows with a mean of 3. The result is below sqrt(n) in magnitude and usually near 1. The mean and variance are sums of
+   n numbers in 16 parts: off by n/16 + 5 roundings of 2^-24 at worst, relative, which for 2500 is below 2^-16 of |x| /
+   deviation, about 4 here, and of the value. Twice that is allowed. */
 static void check_layer_norm(carry_dtype type, int64_t tokens, int64_t n, bool in_place, float plus) {
     array x = random_array(type, 2, SHAPE(tokens, n), 2, 4);
     array w = random_array(plus > 0.0f ? CARRY_F32 : type, 1, &n, -1, 1), b = random_array(type, 1, &n, -1, 1);
@@ -111,7 +111,7 @@ static void test_bias_and_gate_match_float64(void **state) {
     }
 }
 
-/* A row cut into parts whose sums are added is the norm of the whole row: relative, the sum is off by n/16 + 5
+/* A row split into parts whose sums are added has the norm of the whole row: relative, the sum is off by n/16 + 5
    roundings at worst, and values are below 4. */
 static void check_spread_norm(carry_dtype type, int64_t tokens, int64_t n, int64_t parts, bool in_place) {
     const int64_t whole = n * parts;
@@ -243,12 +243,12 @@ static void test_key_weights_match_float64(void **state) {
     }
     array q = random_array(CARRY_F32, 2, SHAPE(2, 6), -1, 1), p = poisoned(CARRY_F32, 2, SHAPE(2, 4));
     carry_key_weights_args args = {.p = p.t, .q = q.t, .k = q.t, .heads = 2, .keys = 3};
-    assert_int_equal(carry_key_weights(ctxs[0], &args), CARRY_ERANGE); /* p has room for two, k has two */
+    assert_int_equal(carry_key_weights(ctxs[0], &args), CARRY_ERANGE); /* p has space for two keys, k has two */
     args.heads = 4;
     assert_int_equal(carry_key_weights(ctxs[0], &args), CARRY_ESHAPE);
 }
 
-/* Far from zero the sigmoid inside is 0 or 1 for certain, and nothing overflows into NaN. */
+/* Far from zero the sigmoid is exactly 0 or 1, and nothing overflows into NaN. */
 static void test_gelu_stands_large_values(void **state) {
     (void)state;
     float x[] = {-1e30f, -200.0f, -20.0f, 20.0f, 200.0f, 1e30f}, y[6], dx[6], dy[6] = {1, 1, 1, 1, 1, 1};

@@ -13,7 +13,7 @@ typedef struct problem {
     bool weighted;
 } problem;
 
-/* The sum of dy times layer norm, in float64. */
+/* The sum of dy times the layer norm, in float64. */
 static double layer_loss(const void *given) {
     const problem *p = given;
     double sum = 0.0;
@@ -35,8 +35,9 @@ static double layer_loss(const void *given) {
     return sum;
 }
 
-/* dx is a difference of numbers below 2 dy / sqrt(eps + variance): rows of 1 have s = 1/sqrt(0.01) = 10, so a few
-   2^-24 of 20 per step; sums over tokens and over a row add at most their length times 2^-24 of values below 4. */
+/* dx is a difference of numbers below 2 dy / sqrt(eps + variance). Rows of length 1 have s = 1/sqrt(0.01) = 10, so a
+   step is off by a few 2^-24 of 20. Sums over tokens and over a row add at most their length times 2^-24 of values
+   below 4. */
 static void check_layer_norm(carry_dtype type, int64_t tokens, int64_t n, bool weighted, bool accumulate) {
     problem p = {.x = random_array(type, 2, SHAPE(tokens, n), -2, 2),
                  .w = random_array(CARRY_F32, 1, &n, -1, 1),
@@ -79,7 +80,7 @@ static void check_layer_norm(carry_dtype type, int64_t tokens, int64_t n, bool w
     }
     const int64_t step = 1 + p.x.count / 40;
     const double bound = 0x1p-24 * 20.0 * (8.0 + sqrt((double)n));
-    if (accumulate) { /* the same numbers, added: one rounding more, of sums below 24 */
+    if (accumulate) { /* the same numbers accumulated: one more rounding, of sums below 24 */
         array alone = poisoned(type, 2, SHAPE(tokens, n));
         assert_ok(
             ctxs[0],
@@ -114,7 +115,8 @@ static void test_layer_norm_matches_differences(void **state) {
     }
 }
 
-/* Sums of `tokens` products below 1, in f32: each rounds by 2^-24 of the sum so far, which is below their number. */
+/* Sums of `tokens` products below 1 in f32: each addition rounds by 2^-24 of the sum so far, which is below their
+   number. */
 static void check_sums(carry_dtype type, int64_t tokens, int64_t n) {
     array dx = random_array(type, 2, SHAPE(tokens, n), -1, 1);
     array y = random_array(type, 2, SHAPE(tokens, n), -1, 1);
@@ -133,7 +135,7 @@ static void check_sums(carry_dtype type, int64_t tokens, int64_t n) {
         array dg = poisoned(CARRY_F32, 1, &n);
         array dy = poisoned(type, 2, SHAPE(tokens, n));
         for (int64_t i = 0; i < n; i++) {
-            ((float *)db.t.data)[i] = ((float *)dg.t.data)[i] = 2.0f; /* what is there is added to */
+            ((float *)db.t.data)[i] = ((float *)dg.t.data)[i] = 2.0f; /* results are added to the existing values */
             bias[i] += c == 0 ? 2.0 : 0.0;
             gate[i] += c == 0 ? 2.0 : 0.0;
         }
@@ -189,7 +191,7 @@ static void test_what_does_not_fit_is_named(void **state) {
                    carry_layer_norm_backward(ctxs[0],
                                              &(carry_layer_norm_backward_args){
                                                  .dw = w.t, .dy = x.t, .x = x.t, .w = w.t, .plus = 0, .eps = 1e-6f},
-                                             workspace, 39)); /* one block: 2 rows of 5 */
+                                             workspace, 39)); /* one block needs 2 rows of 5 floats */
     assert_refused(ctxs[0], CARRY_EDTYPE, "db", carry_add_bias_backward(ctxs[0], low.t, x.t));
     assert_refused(ctxs[0], CARRY_ESHAPE, "y", carry_gated_add_backward(ctxs[0], absent, w.t, x.t, y.t, w.t));
 }

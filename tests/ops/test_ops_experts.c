@@ -26,7 +26,7 @@ static double score_of(const problem *p, const double *logits, int64_t e) {
     return p->router.score == CARRY_ROUTER_SIGMOID ? sigmoid64(logits[e]) : exp(logits[e]) / sum;
 }
 
-/* The weight of choice j of a token, whose experts are given. */
+/* The weight of choice j of a token whose experts are given. */
 static double weight_of(const problem *p, int64_t t, int64_t j) {
     const double *logits = p->logits.v + t * p->experts;
     const int64_t *chosen = p->chosen + t * p->k;
@@ -46,7 +46,7 @@ static double loss(const void *given) {
     return sum;
 }
 
-/* The sum of the two largest c of the group of an expert. */
+/* The sum of the two largest scores c in the group of an expert. */
 static double group_of(const problem *p, const double *c, int64_t e) {
     const int64_t each = p->experts / (p->router.groups > 1 ? p->router.groups : 1);
     double best[2] = {-INFINITY, -INFINITY};
@@ -57,8 +57,8 @@ static double group_of(const problem *p, const double *c, int64_t e) {
     return best[0] + (each > 1 ? best[1] : 0.0);
 }
 
-/* An expert is chosen if fewer groups than remain are better than its own, and fewer than k experts of the groups that
-   remain are better than it. */
+/* An expert is chosen if fewer groups are better than its own than are kept, and fewer than k experts of the kept
+   groups are better than it. */
 static bool is_chosen(const problem *p, const double *c, int64_t e) {
     const int64_t groups = p->router.groups > 1 ? p->router.groups : 1;
     const int64_t kept_groups = p->router.groups > 1 ? p->router.kept_groups : 1;
@@ -112,7 +112,7 @@ static void check_route(carry_dtype type, carry_router router, bool biased, int6
         for (int64_t j = 0; j < k; j++) {
             const int64_t e = chosen[t * k + j];
             assert_in_range(e, 0, experts - 1);
-            assert_true(is_chosen(&p, c, e) || type != CARRY_F32); /* logits of 16 bits may be equal */
+            assert_true(is_chosen(&p, c, e) || type != CARRY_F32); /* 16-bit logits may be equal */
             assert_true(j == 0 || c[e] <= c[chosen[t * k + j - 1]]);
             want[t * k + j] = weight_of(&p, t, j);
         }
@@ -288,7 +288,7 @@ static void test_rows_are_gathered_and_combined(void **state) {
     }
 }
 
-/* The product of each expert has the bits of a linear layer of its rows. */
+/* The product of each expert has the bits of a linear layer on its rows. */
 static void check_grouped(carry_dtype type, int64_t tokens, int64_t out, int64_t in) {
     enum { EXPERTS = 5, K = 2 };
     const int64_t rows = tokens * K;

@@ -1,5 +1,6 @@
-/* Rows of bf16 in one pass (kernels/half_rows.h), of every set of kernels that has them, against float64 over odd
-   sizes: within the rounding of bf16 and 2^-12; the same bits wherever an element lies; NaN stays where it is. */
+/* Operators on bf16 rows in one pass (kernels/half_rows.h), of every set of kernels that has them, against float64 over
+   odd sizes: within the rounding of bf16 and 2^-12; the same bits at every position of an element; a NaN affects only
+   its own result. */
 #include <math.h>
 
 #include "nn_support.h"
@@ -25,7 +26,7 @@ static const uint16_t *bits_of(const array *a) {
     return a->t.data;
 }
 
-/* `count` results against float64, and what follows them untouched. */
+/* Compares `count` results with float64, and checks that the memory after them is unchanged. */
 static void assert_rows(const char *what, const char *set, const uint16_t *got, const double *want, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         const double have = (double)carry_f32_from_bf16(got[i]);

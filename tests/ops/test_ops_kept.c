@@ -1,4 +1,4 @@
-/* Weights that are packed once: the same bits as when every product packs them, for every entry that can run here. */
+/* Weights that are packed once: the same bits as when every product packs them, for every kernel that can run here. */
 #include "nn_support.h"
 
 #include "core/context.h"
@@ -57,7 +57,7 @@ static void check(const carry_bf16 *by, int64_t m, int64_t n, int64_t k, carry_d
     (void)free_kept(NULL);
 }
 
-/* Odd sizes around every panel; k of more than one block where c is f32. */
+/* Odd sizes around every panel; k of more than one block if c is f32. */
 static void test_products_with_kept_panels_have_the_same_bits(void **state) {
     (void)state;
     static const int64_t sizes[][3] = {{1, 4, 16},    {9, 13, 17},    {33, 31, 65},
@@ -112,7 +112,7 @@ static void test_a_product_finds_the_panels_of_its_own_weight(void **state) {
     }
 }
 
-/* Maps of one input share its panels, unless a map between them needed the buffer: the bits of maps one by one. */
+/* Maps of one input share its panels, unless a map between them needs the buffer: the same bits as maps one by one. */
 static void test_merged_maps_with_kept_panels_have_the_same_bits(void **state) {
     (void)state;
     enum { MAPS = 5, TOKENS = 70, K = 72 };
@@ -158,8 +158,9 @@ static void assert_alike(const array *got, const array *wanted) {
     }
 }
 
-/* y = x W^T of 5 to 24 tokens, with panels and without: up to 8 the same bits, more within the rounding of sums of K
-   products of numbers up to 1, and of a result up to K in bf16. Weights whose pieces do not end with panels. */
+/* y = x W^T for 5 to 24 tokens, with kept panels and without: up to 8 tokens the same bits, for more within the
+   rounding of sums of K products of numbers up to 1, and of a result up to K in bf16. The weights' pieces do not end at
+   panel borders. */
 static void test_a_few_tokens_with_kept_panels_equal_those_without(void **state) {
     (void)state;
     enum { MAPS = 3, K = 1024 };

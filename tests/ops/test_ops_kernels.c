@@ -1,4 +1,4 @@
-/* Every set of kernels this processor can run means the same as the plain one, over odd sizes. */
+/* Every set of kernels that this processor can run gives the results of the plain one, over odd sizes. */
 #include <math.h>
 
 #include "support.h"
@@ -22,7 +22,7 @@ static void fill(float *to, int64_t count) {
     }
 }
 
-/* A sum of k terms of magnitude at most 1, and the base: each of k + 1 roundings is at most u times k + 1. */
+/* A sum of k terms of magnitude at most 1, plus the base: each of k + 1 roundings is at most u times k + 1. */
 static double product_bound(int64_t k) {
     return 0x1p-24 * (double)((k + 1) * (k + 1));
 }
@@ -60,7 +60,7 @@ static void free_arrays(arrays *s) {
     free(s->expected);
 }
 
-/* Rows are padded, so that writing past a row's end shows. */
+/* Rows are padded, so that a write past a row's end shows. */
 static void one_product(const carry_kernels *kernels, arrays *s, int64_t m, int64_t n, int64_t k, int form) {
     bool a_transposed = (form & 1) != 0;
     bool b_transposed = (form & 2) != 0;
@@ -199,8 +199,8 @@ static void products_in_order_are_a_recurrence(void **unused) {
 
 enum { T = 19, ROOM = 65 * 65 * T };
 
-/* |h| <= T, and two roundings a step; 16-bit results may differ by one unit of their type where those straddle a tie.
- */
+/* |h| <= T, with two roundings a step. 16-bit results may differ by one unit of their type if the two values are on
+   different sides of a tie. */
 static void check_diagonal_scan(const carry_kernels *kernels, int64_t rows, int64_t width, carry_dtype b_type,
                                 carry_dtype h_type, int form) {
     static float a[65 * T], wide[ROOM], state_in[65 * 65], state_out[65 * 65], expected_state[65 * 65];
@@ -348,7 +348,7 @@ static void conversions_equal_plain_ones_bit_for_bit(void **unused) {
     }
 }
 
-/* Threads take columns, so that an element must have the same bits in tiles of every width and height. */
+/* Threads split columns, so an element must have the same bits in tiles of every width and height. */
 static void factors_round_alike_in_tiles_of_every_size(void **unused) {
     (void)unused;
     enum { M = 33, N = 112, K = 19 };

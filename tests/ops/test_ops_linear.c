@@ -17,8 +17,8 @@ static SUPPORT_UNWATCHED void product64(double *c, const double *a, bool a_turne
     }
 }
 
-/* Terms are below 1, so sums of k random ones are about sqrt(k)/3, and k roundings of such a sum add up to about
-   k 2^-24 / 3 when they fall at random: 4 k 2^-24 is twelve times that. */
+/* Terms are below 1, so sums of k random ones are about sqrt(k)/3, and k roundings of such a sum with random signs add
+   up to about k 2^-24 / 3: 4 k 2^-24 is twelve times that. */
 static double sum_bound(int64_t k) {
     return 4.0 * (double)(k + 1) * 0x1p-24;
 }
@@ -270,7 +270,7 @@ static void test_linear_cross_entropy_matches_float64_in_blocks_and_whole(void *
         check_linear_cross_entropy(types[i], 1, 5, 1);
         check_linear_cross_entropy(types[i], 33, 17, 259);
         if (i < support_cases(3, 1)) {
-            check_linear_cross_entropy(types[i], 19, 3, 300001); /* blocks of 16 tokens, and 3 are left */
+            check_linear_cross_entropy(types[i], 19, 3, 300001); /* blocks of 16 tokens, then the remaining 3 */
         }
         (void)free_kept(NULL);
     }
@@ -293,7 +293,8 @@ static void test_linear_cross_entropy_says_what_it_needs(void **state) {
             workspace, sizeof workspace - 1));
 }
 
-/* Several maps of one input are the maps one after the other, bit by bit; so is a map that is added to a residual. */
+/* Several maps of one input equal the same maps one after the other, bit by bit; so does a map that is added to a
+   residual. */
 static void test_merged_maps_are_the_maps_one_by_one(void **state) {
     (void)state;
     carry_ctx *ctx = ctxs[1];

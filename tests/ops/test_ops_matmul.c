@@ -96,7 +96,8 @@ static void a_sum_of_nothing_is_zero_and_one_matrix_may_repeat(void **unused) {
     assert_ok(ctx, carry_matmul(ctx, carry_view_3d(c, CARRY_F32, 2, 3, 2), same_a, same_b, NULL));
     assert_memory_equal(c, a, sizeof a);
     assert_memory_equal(c + 6, a, sizeof a);
-    carry_tensor beside = carry_view_3d(c, CARRY_F32, 2, 3, 2); /* the two in one matrix of 3 rows */
+    carry_tensor beside =
+        carry_view_3d(c, CARRY_F32, 2, 3, 2); /* the two results side by side in one matrix of 3 rows */
     beside.stride[0] = 2;
     beside.stride[1] = 4;
     memset(c, 0xff, sizeof c);
@@ -205,7 +206,7 @@ static void elementwise_operators_round_once(void **unused) {
         }
     }
     float first = x[0] - y[0];
-    assert_ok(ctx, carry_elementwise(ctx, Y, X, Y, CARRY_SUBTRACT)); /* the result may lie where an operand does */
+    assert_ok(ctx, carry_elementwise(ctx, Y, X, Y, CARRY_SUBTRACT)); /* the result may be in the memory of an operand */
     assert_true(y[0] == first);
     assert_refused(ctx, CARRY_EARGUMENT, "number 3", carry_elementwise(ctx, Y, X, Y, (carry_elementwise_op)3));
     assert_refused(ctx, CARRY_EDTYPE, "x is f32 and y is f16",

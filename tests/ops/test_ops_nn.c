@@ -38,7 +38,7 @@ static double activation_loss(const void *given) {
     return sum;
 }
 
-/* Values below 6 in magnitude: f and f' are off by a few 2^-24 of that. */
+/* Values are below 6 in magnitude: f and f' are off by a few 2^-24 of that. */
 static void check_activation(carry_dtype type, carry_activation activation, int64_t count, bool in_place) {
     problem p = {.x = random_array(type, 1, &count, -6, 6), .activation = activation};
     array dy = random_array(type, 1, &count, -1, 1);
@@ -159,8 +159,8 @@ static double norm_loss(const void *given) {
     return sum;
 }
 
-/* Sums of n squares below 1, in partial sums: the scale is off by less than n 2^-24 of itself, here 2000 of them at
-   most, and a gradient by a few times that; sums over tokens add as many roundings. Small n may have a large scale:
+/* Sums of n squares below 1, in partial sums: the scale is off by less than n 2^-24 of itself (n is at most 2000 here),
+   and a gradient by a few times that. Sums over tokens add as many roundings. A small n may have a large scale, so
    inputs are at least 0.25. */
 static void check_norm(carry_dtype type, int64_t tokens, int64_t n, bool weighted, bool gated, bool accumulate) {
     problem p = {.x = random_array(type, 2, SHAPE(tokens, n), 0.25f, 1), .tokens = tokens, .n = n, .eps = 1e-3f};
@@ -196,7 +196,8 @@ static void check_norm(carry_dtype type, int64_t tokens, int64_t n, bool weighte
     const double bound = 0x1p-19 + 4.0 * 0x1p-24 * (double)(tokens + n);
     (void)norm_loss(&p);
     assert_near("y", &first[0], p.y.v, bound);
-    if (!accumulate) { /* else the difference lacks what was there, and rounding to 16 bits is of the sum */
+    if (!accumulate) { /* when accumulating, dx contains the earlier values, and a 16-bit dx is rounded after the
+                          addition */
         assert_gradient("dx", &first[1], &p.x, p.x.count / 60 + 1, norm_loss, &p, bound);
     } else if (type == CARRY_F32) {
         for (int64_t i = 0; i < dx0.count; i++) {
@@ -318,7 +319,7 @@ static void test_embed_refuses_ids_outside_the_table(void **state) {
     assert_same("y", &y, &was);
 }
 
-/* Five steps; each has a dozen roundings relative to w, m, v and the update, whose size is about the rate. */
+/* Five steps. Each has a dozen roundings relative to w, m, v and the update, whose size is about the learning rate. */
 static void check_adamw(int64_t count, bool clipped) {
     array w0 = random_array(CARRY_F32, 1, &count, -1, 1), g = random_array(CARRY_F32, 1, &count, -1, 1);
     double *m = keep(calloc((size_t)count, 8)), *v = keep(calloc((size_t)count, 8));
@@ -387,7 +388,8 @@ static void test_sum_of_squares_is_that_of_float64(void **state) {
         assert_ok(ctxs[0], carry_sum_squares(ctxs[0], to_one, x.t, false, partial, sizeof partial));
         assert_ok(ctxs[2], carry_sum_squares(ctxs[2], to, x.t, false, partial, sizeof partial));
         assert_memory_equal(&got, &one, sizeof got);
-        assert_true(fabs(got - want) <= (double)x.count * 0x1p-53 * want); /* as many roundings, all one way */
+        assert_true(fabs(got - want) <=
+                    (double)x.count * 0x1p-53 * want); /* at most one rounding an element, all in the same direction */
         if (x.count > 0) {
             ((float *)x.t.data)[x.count - 1] = k % 2 == 0 ? NAN : INFINITY;
             assert_ok(ctxs[2], carry_sum_squares(ctxs[2], to, x.t, false, partial, sizeof partial));
@@ -396,7 +398,7 @@ static void test_sum_of_squares_is_that_of_float64(void **state) {
     }
 }
 
-/* Bad factors are counted in a row; above the limit they stay bad, whatever comes. */
+/* Consecutive bad factors are counted; above the limit the guard stays bad, whatever follows. */
 static void test_the_guard_counts_bad_steps_in_a_row(void **state) {
     (void)state;
     carry_ctx *ctx = ctxs[0];
@@ -414,7 +416,7 @@ static void test_the_guard_counts_bad_steps_in_a_row(void **state) {
     assert_refused(ctx, CARRY_ERANGE, "limit of -1", carry_skip_guard(ctx, f, b, -1));
 }
 
-/* Factors that lie in a tensor are those of the options. */
+/* Factors in a tensor have the same effect as the same numbers in the options. */
 static void test_adamw_by_factors_is_adamw_by_numbers(void **state) {
     (void)state;
     carry_ctx *ctx = ctxs[0];
@@ -439,11 +441,11 @@ static void test_adamw_by_factors_is_adamw_by_numbers(void **state) {
                               .factors = carry_view_1d(factors, CARRY_F32, CARRY_ADAMW_FACTORS)};
         }
     }
-    assert_true(fabsf(w[0][0] - w[1][0]) < 1e-6f); /* factor is rounded before it meets clip */
+    assert_true(fabsf(w[0][0] - w[1][0]) < 1e-6f); /* the factor is rounded before it is multiplied by clip */
     assert_true(fabsf(w[0][2] - w[1][2]) < 1e-6f);
 }
 
-/* Without gradients, what decays is multiplied, and what is spared stays. */
+/* Without gradients, decayed parameters are multiplied and the others stay unchanged. */
 static void test_adamw_spares_what_it_is_told_to(void **state) {
     (void)state;
     carry_ctx *ctx = ctxs[0];
@@ -469,7 +471,7 @@ static void test_adamw_spares_what_it_is_told_to(void **state) {
     assert_refused(ctx, CARRY_ESHAPE, "spared", carry_adamw_step(ctx, tw, tm, tv, absent, tg, &o));
 }
 
-/* The factor and the step that it scales are those of the same factor given as a number. */
+/* The factor and the scaled step equal those of the same factor given as a number. */
 static void test_clipping_by_a_number_on_the_device(void **state) {
     (void)state;
     carry_ctx *ctx = ctxs[0];

@@ -1,5 +1,5 @@
-/* Packed products have the bits of unpacked ones, for every set of kernels, size, form and number of threads; and what
-   the choice between them and OpenBLAS hangs on. */
+/* Packed products have the bits of unpacked ones, for every set of kernels, size, form and number of threads; and the
+   conditions of the choice between them and OpenBLAS. */
 #include <math.h>
 
 #include "core/context.h"
@@ -18,7 +18,7 @@ static float *random_floats(uint64_t stream, int64_t count) {
     return made;
 }
 
-/* Rows lie a little further apart than they are long, so that a panel that reads or writes too far is seen. */
+/* There are gaps between rows, so that a panel that reads or writes too far is noticed. */
 static void same_bits(carry_ctx *ctx, const carry_kernels *kernels, int64_t m, int64_t n, int64_t k, int form) {
     bool ta = (form & 1) != 0;
     bool tb = (form & 2) != 0;
@@ -91,7 +91,7 @@ static void matrices_larger_than_the_buffer_are_cut(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A product of ours is settled by what a file remembered, not by what this process has just measured. */
+/* Only rates that a wisdom file remembered choose OpenBLAS, not rates that this process has just measured. */
 static void the_choice_is_own_unless_wisdom_remembers_otherwise(void **unused) {
     (void)unused;
     carry_product large = {.m = 512, .n = 512, .k = 512, .count = 1, .a_row = 512, .b_row = 512, .c_row = 512};
@@ -112,7 +112,7 @@ static void the_choice_is_own_unless_wisdom_remembers_otherwise(void **unused) {
         bool through_blas = remembered != 0 && carry_blas_product != NULL;
         assert_true(carry_products_choice(ctx, kernels, &large) ==
                     (through_blas ? carry_blas_product : kernels->product));
-        rates.remembered = remembered == 0; /* too late: this context has begun */
+        rates.remembered = remembered == 0; /* too late: this context has already chosen */
         assert_true(carry_rates_put(ctx, &rates));
         assert_true(carry_products_choice(ctx, kernels, &large) ==
                     (through_blas ? carry_blas_product : kernels->product));

@@ -1,5 +1,5 @@
-/* Formats of quantised blocks: decoding equals other programs bit by bit (tests/make_quantised.py has made the files),
-   and encoding is within half a step. */
+/* Formats of quantised blocks: decoding equals that of other programs bit by bit (the files are from
+   tests/make_quantised.py), and encoding is within half a step. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,9 +79,9 @@ static void test_f8_equals_pytorch(void **state) {
     free(data);
 }
 
-/* Largest step of a format relative to the largest magnitude of 256 values: 8 bits: half of 1/127, and the rounding of
-   an f16 scale; e4m3: half of 32/448; Q4_K and Q5_K: (high - low) / 15 and / 31, and a 63rd of it for rounded scales
-   and minima; Q6_K: 1/31 and 1/127 for the scale. */
+/* The largest error of a format relative to the largest magnitude of 256 values. 8 bits: half of 1/127, and the
+   rounding of an f16 scale; e4m3: half of 32/448; Q4_K and Q5_K: (high - low) / 15 and / 31, and a 63rd of it for
+   rounded scales and minima; Q6_K: 1/31 and 1/127 for the scale. */
 static double bound_of(const carry_quant_format *format) {
     const char *name = format->name;
     return strcmp(name, "q8_0") == 0 || strcmp(name, "int8") == 0 ? 0.6 / 127.0
@@ -127,7 +127,7 @@ static void test_scales_that_are_not_finite_are_named(void **state) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     for (int f = 0; carry_quant_format_at(f) != NULL; f++) {
         const carry_quant_format *format = carry_quant_format_at(f);
-        const int64_t columns = 2 * format->block + 1; /* three blocks, the last not whole */
+        const int64_t columns = 2 * format->block + 1; /* three blocks, the last incomplete */
         unsigned char blocks[4 * 3 * 256] = {0};
         const carry_tensor W = carry_quant_view(blocks, format, 2, columns);
         assert_int_equal(W.stride[0], 3 * format->bytes);
@@ -160,7 +160,7 @@ static void test_rows_and_odd_columns(void **state) {
         }
         format->encode(blocks, from, 512 / format->block);
         format->decode(whole, blocks, 512 / format->block);
-        const int64_t columns = format->block + 1; /* of the second block one column */
+        const int64_t columns = format->block + 1; /* one column in the second block */
         const carry_tensor W = carry_quant_view(blocks, format, 1, columns);
         memset(to, 0xff, sizeof to);
         carry_quant_decode(&W, 0, 0, columns, to);

@@ -31,7 +31,7 @@ static void *there(carry_ctx *ctx, const void *data, size_t bytes) {
     return made;
 }
 
-/* Rows of different sizes, one of them zero. */
+/* Rows of different magnitudes, one of them zero. */
 static void open_case(carry_ctx *ctx, quantised_case *c, int format, int64_t rows, int64_t columns) {
     size_t bytes;
     c->format = carry_quant_format_at(format);
@@ -68,7 +68,7 @@ static void close_case(carry_ctx *ctx, quantised_case *c) {
     free(c->blocks);
 }
 
-/* Values of f16 scales are rounded to 2^-11 of the largest scale of the row, 15 of which make up a 4-bit value. */
+/* Values with f16 scales are rounded to 2^-11 of the largest scale of the row, and a 4-bit value is up to 15 scales. */
 static void expect_row(const quantised_case *c, int64_t row, const float *got) {
     const float *want = c->values + row * c->columns;
     float largest = 0.0f;
@@ -105,8 +105,8 @@ static void check_embed(carry_ctx *ctx, const quantised_case *c) {
     free(got);
 }
 
-/* The error of a sum: each term has that of its weight and of its activation, of random sign, at most 2^-8 in bf16 and
-   2^-11 in f16; the result is rounded once. Scales of f16 are wrong by 2^-12 for all weights of a group together. */
+/* The error of a sum: each term has the errors of its weight and its activation, with random sign, at most 2^-8 in bf16
+   and 2^-11 in f16; the result is rounded once. f16 scales are off by 2^-12 for all weights of a group together. */
 static void expect_sums(const quantised_case *c, const float *x, const float *got, const float *base, int64_t tokens,
                         carry_dtype dtype) {
     const double each = dtype == CARRY_BF16 ? 0.012 : 0.003;
@@ -129,7 +129,7 @@ static void expect_sums(const quantised_case *c, const float *x, const float *go
     }
 }
 
-/* Numbers that bf16 holds, as f32 here and of a type on the GPU. */
+/* Numbers that bf16 represents exactly, as f32 on the host and in `dtype` on the GPU. */
 static carry_tensor numbers(carry_ctx *ctx, float **here, int64_t rows, int64_t columns, carry_dtype dtype,
                             uint64_t stream) {
     const int64_t count = rows * columns;
@@ -192,7 +192,7 @@ static void operators_equal_decoded_values(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Rows from a multiple of 16 on, and two maps whose results are columns of one tensor. */
+/* Rows that start at a multiple of 16, and two maps whose results are columns of one tensor. */
 static void slices_and_merged_maps_equal_decoded_values(void **unused) {
     (void)unused;
     enum { TOKENS = 3, ROWS = 80, COLUMNS = 192, FIRST = 48 };

@@ -83,7 +83,7 @@ static void test_kernels_equal_their_formats(void **state) {
 }
 
 /* y by carry_linear with W quantised, against W decoded, in f32. Activations rounded to 8 bits change a sum of k terms
-   by about 1/127 / sqrt(12) of the norm of its terms; bf16 by 2^-9 of each. */
+   by about 1/127 / sqrt(12) of the norm of its terms; bf16 changes it by 2^-9 of each term. */
 static void expect_linear(carry_ctx *ctx, const carry_quant_format *format, carry_dtype dtype, int64_t tokens,
                           int64_t k, bool accumulate) {
     const int64_t rows = 37;

@@ -1,5 +1,5 @@
-/* The state space layer of Mamba-2 against token after token in float64: odd lengths, all types, 1, 2, 3 threads, steps
-   from a state, packed sequences, and decays near 1 and 0; gradients against differences. */
+/* The state space layer of Mamba-2 against a token-by-token version in float64: odd lengths, all types, 1, 2, 3
+   threads, steps from a state, packed sequences, and decays near 1 and 0; gradients against differences. */
 #include "nn_support.h"
 
 #include "carry/nn.h"
@@ -80,7 +80,7 @@ static carry_ssm_args args_of(const problem *p, carry_tensor y, carry_tensor cut
                             .most = (float)p->most};
 }
 
-/* Sums of up to T terms below 1, each rounded: 2^-24 of them a step. */
+/* Sums of up to T terms below 1, each rounded: 2^-24 of them for each step. */
 static double bound(const problem *p) {
     return 1e-6 * (double)(p->T < 64 ? 64 : p->T) * (double)p->N / 4.0;
 }

@@ -1,4 +1,4 @@
-/* f32 products as sums of bf16 products (kernels/bf16.h: terms): every entry that has them, and the emulated one
+/* f32 products as sums of bf16 products (kernels/bf16.h: terms): every kernel that has them, and the emulated one
    everywhere, against float64 over odd sizes and all forms; and the instructions against their emulation. */
 #include "matrix_support.h"
 
@@ -7,7 +7,7 @@
 enum { GUARD = 64 };
 
 typedef struct form {
-    bool a_across, b_across; /* as carry_bf16_pack has it: lines are contiguous, not k */
+    bool a_across, b_across; /* as in carry_bf16_pack: lines are contiguous, not k */
     int a_terms, b_terms, order;
     carry_bf16_triangle triangle;
     bool by, columns_by, base, base_by, k_by;
@@ -28,8 +28,8 @@ static SUPPORT_UNWATCHED double element(const operand *x, bool across, int64_t l
     return x->m.a.v[across ? l * x->m.row + line : line * x->m.row + l];
 }
 
-/* The operand in panels: one term by pack of bf16 numbers, more by splitting. What lies outside of a triangle is NaN.
- */
+/* The operand in panels: with one term packed from bf16 numbers, with more by splitting. Elements outside a triangle
+   are NaN. */
 static operand make(const carry_bf16 *by, bool of_a, int64_t lines, int64_t k, bool across, int terms,
                     carry_bf16_triangle triangle, const float *k_by) {
     const int panel = of_a ? by->rows : by->columns;
@@ -75,7 +75,7 @@ static operand make(const carry_bf16 *by, bool of_a, int64_t lines, int64_t k, b
             }
         }
     }
-    for (int64_t i = 0; i < GUARD; i++) { /* nothing is written behind the last term */
+    for (int64_t i = 0; i < GUARD; i++) { /* nothing is written after the last term */
         assert_int_equal(x.panels[terms * x.next + i], 0xffff);
     }
     return x;
@@ -109,7 +109,7 @@ static matrix run(const carry_bf16 *by, const operand *a, const operand *b, cons
     return c;
 }
 
-/* Row i of a times column j of b in float64; *size gets the sum of the sizes of its terms. */
+/* Row i of a times column j of b in float64; *size gets the sum of the magnitudes of its terms. */
 static SUPPORT_UNWATCHED double product64(const operand *a, const operand *b, const form *f, int64_t i, int64_t j,
                                           int64_t k, double *size) {
     double sum = 0.0;
@@ -122,7 +122,8 @@ static SUPPORT_UNWATCHED double product64(const operand *a, const operand *b, co
     return sum;
 }
 
-/* Sums of pairs k products each in chains (bf16.h), the pairs that are left out, and four roundings at the end. */
+/* Allows for the sums of k products of each pair in chains (bf16.h), the pairs that are left out, and four roundings at
+   the end. */
 static void check(const carry_bf16 *by, int64_t m, int64_t n, int64_t k, const form *f) {
     const float *k_by = factors(f->k_by, k);
     operand a = make(by, true, m, k, f->a_across, f->a_terms, f->triangle, f->a_terms > 1 ? k_by : NULL);
@@ -214,7 +215,7 @@ static void test_triangles_read_their_blocks_alone(void **state) {
     }
 }
 
-/* x0 + x1 + x2 is x, bit for bit, whatever x is that is large enough; and c = 1 x has it back. */
+/* x0 + x1 + x2 equals x, bit for bit, for every x that is large enough; and c = 1 x gives x back. */
 static void test_three_terms_are_exact(void **state) {
     (void)state;
     const carry_bf16 *by;

@@ -1,5 +1,5 @@
-/* The kernels of a chunk of the delta rule: what every set computes is what its definition says in float64, and nothing
-   that lies right of the diagonal matters. */
+/* The kernels of a chunk of the delta rule: every set gives the results of the definition in float64, and elements
+   right of the diagonal have no effect. */
 #include <math.h>
 #include <string.h>
 
@@ -37,7 +37,7 @@ static void make(chunk *c, int64_t tokens) {
         c->G[i] = sum;
         c->beta[i] = random_float();
         for (int64_t j = 0; j < STRIDE; j++) {
-            c->kk[i * STRIDE + j] = j > i || i >= tokens ? NAN : random_float(); /* nobody makes what is right of it */
+            c->kk[i * STRIDE + j] = j > i || i >= tokens ? NAN : random_float(); /* the upper triangle is unset */
             c->qk[i * STRIDE + j] = j > i || i >= tokens ? INFINITY : random_float();
         }
     }

@@ -1,5 +1,6 @@
-/* Every algorithm of the table equals the float64 reference: for every kind, type, length, n and width, either way,
-   with and without an initial state, in place and with strides, for every thread count and every set of kernels. */
+/* Every algorithm of the table equals the float64 reference: for every kind, type, length, n and width, in both
+   directions, with and without an initial state, in place and with strides, for every thread count and every set of
+   kernels. */
 #include <math.h>
 
 #include "support.h"
@@ -56,8 +57,8 @@ static double element(const carry_tensor *t, int64_t i) {
 }
 
 /* One step rounds k + 2 times by u = 2^-24 of at most s times the largest value (k = n, s = 0.4 sqrt n dense; k = s = 1
-   diagonal). Contraction by 0.9 on average leaves about 32 steps, and a tree adds two roundings a level. Storage adds
-   half a spacing of its own. The log form works on logarithms up to 80. */
+   diagonal). A contraction of 0.9 on average leaves about 32 steps, and a tree adds two roundings a level. Storage adds
+   half a unit of its type. The log form works on logarithms up to 80. */
 static double bound_of(const data *d, const char *name) {
     const carry_scan_problem *p = &d->problem;
     bool dense = p->kind == CARRY_SCAN_DENSE;
@@ -87,7 +88,7 @@ static void compare(const data *d, const carry_tensor *h, const char *name) {
     }
 }
 
-/* CARRY_ERANGE and CARRY_EUNSUPPORTED are matmul_log's right; nobody else's. */
+/* Only matmul_log may return CARRY_ERANGE or CARRY_EUNSUPPORTED; then the result is false. */
 static bool run(carry_ctx *ctx, const data *d, const char *name, int64_t chunk, carry_tensor h, carry_tensor b,
                 const carry_tensor *h0) {
     carry_scan_plan *plan;
@@ -226,7 +227,7 @@ static void output_may_be_the_input(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Time outermost, batch inside, and a gap after every step: [T, batch, n, w + gap] seen as [batch, T, n, w]. */
+/* Time is outermost, batch inside, with a gap after every step: [T, batch, n, w + gap] viewed as [batch, T, n, w]. */
 static void strides_over_batch_and_time_are_free(void **unused) {
     (void)unused;
     enum { B = 3, T = 29, N = 4, W = 6, GAP = 5, STEP = N * W + GAP };
@@ -265,7 +266,7 @@ static void strides_over_batch_and_time_are_free(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Bit for bit, for a fixed plan (the chunk given, where an algorithm has one). */
+/* Bit for bit, for a fixed plan (with the chunk given if the algorithm has one). */
 static void results_do_not_depend_on_the_number_of_threads(void **unused) {
     (void)unused;
     const int64_t shapes[][4] = {

@@ -42,7 +42,7 @@ static example draw_example(uint64_t seed, const char *algorithm, int kind, int 
 static carry_status run_scan(carry_all_scan_plan *plan, const carry_all_scan_args *args, bool polled, uint64_t seed,
                              void *workspace, size_t bytes);
 
-/* The same in memory of the plan's GPU: what is read goes there, what is written comes back. */
+/* The same in memory of the plan's GPU: copies inputs there and outputs back. */
 static carry_status scan_on_gpu(carry_all_scan_plan *plan, const carry_all_scan_args *args, bool polled,
                                 uint64_t seed) {
     const size_t bytes = carry_all_scan_run_workspace(plan);
@@ -102,8 +102,9 @@ static carry_status run_scan(carry_all_scan_plan *plan, const carry_all_scan_arg
     return status;
 }
 
-/* f32: a sum of K+1 terms a hop, each hop's error passed on undiminished at worst. bf16 rounds by 2^-9 of a number: the
-   chain's state once a hop; pairs also M, or W, Y and gamma, and composed maps add their errors: four times as much. */
+/* f32: a sum of K+1 terms for each hop, whose error is passed on undiminished at worst. bf16 rounds by 2^-9 of a
+   number: the chain rounds its state once a hop. Pairs also round M, or W, Y and gamma, and composed maps add their
+   errors: four times as much. */
 static double tolerance(const carry_all_scan_problem *p, int ranks, const char *algorithm) {
     const bool chain = strcmp(algorithm, "chain") == 0 || strcmp(algorithm, "serial") == 0;
     const double f32 = ranks * (double)(2 * p->key + 2 * p->rows + 4) * 0x1p-24;
@@ -188,7 +189,7 @@ static void test_every_algorithm_is_the_recurrence_over_ranks(void **state) {
     }
 }
 
-/* Many more sends than are under way at once, to receivers that come in any order. */
+/* Many more sends than can be in flight at once, to receivers that arrive in any order. */
 static void test_every_algorithm_works_on_many_ranks(void **state) {
     (void)state;
     static const int many[] = {7, 9, 13, RANKS};
@@ -202,7 +203,7 @@ typedef struct repeated {
     carry_dtype wire;
 } repeated;
 
-/* Whatever comes when. */
+/* The bits are the same in whichever order messages arrive. */
 static carry_status repeat(void *user, carry_comm *comm) {
     const repeated *r = user;
     const carry_all_scan_problem p = {
@@ -243,7 +244,7 @@ static void test_the_bits_do_not_depend_on_timing(void **state) {
 
 enum { PLANS = 4 };
 
-/* Two algorithms each way, begun in another order by every second rank and polled in turn. */
+/* Two algorithms in each direction, begun in another order by every second rank and polled in turn. */
 static carry_status several(void *user, carry_comm *comm) {
     (void)user;
     static const char *const names[PLANS] = {"chain", "gather", "doubling", "chain"};
@@ -310,7 +311,7 @@ static void test_threads_of_a_rank_split_its_products(void **state) {
     }
 }
 
-/* The way that its messages go is the user's. */
+/* `user` is the kind of the communicator. */
 static carry_status try_on_gpu(void *user, carry_comm *comm) {
     carry_comm *gpus;
     int rounds = 1;

@@ -1,5 +1,4 @@
-/* All-Scan's plans: what is refused and how it is said, what is counted, what the planner takes, what a failure leaves
-   behind. */
+/* All-Scan's plans: refusals and their messages, counts, the planner's choice, and the state after a failure. */
 #include "all_scan_support.h"
 
 #include "comm/rates.h"
@@ -24,7 +23,7 @@ typedef struct disagreeing {
     told told;
 } disagreeing;
 
-/* Rank 2 wants something else; the communicator lives on. */
+/* Rank 2 has other options; the communicator stays usable. */
 static carry_status disagree(void *user, carry_comm *comm) {
     disagreeing *d = user;
     const bool odd = carry_comm_rank(comm) == 2;
@@ -326,7 +325,7 @@ typedef struct failing {
     told told;
 } failing;
 
-/* One rank gives up before or after it began. The others free all memory as soon as they are told. */
+/* One rank gives up before or after it began. The others free all memory as soon as they are notified. */
 static carry_status fail_once(void *user, carry_comm *comm) {
     failing *f = user;
     const int rank = carry_comm_rank(comm);
@@ -364,7 +363,7 @@ static void test_a_rank_that_fails_ends_the_scans_of_the_others(void **state) {
                 f.told.status[r] = CARRY_EPEER; /* one may still be planning when another gives up */
             }
             assert_int_equal(run_ranks(4, &world, fail_once, &f, NULL), CARRY_ERANGE);
-            assert_true(carry_seconds() - start < world.deadline / 2); /* told, not timed out */
+            assert_true(carry_seconds() - start < world.deadline / 2); /* notified, not timed out */
             for (int r = 0; r < 4; r++) {                              /* those before it may have been done */
                 assert_true(r == rank || f.told.status[r] == CARRY_EPEER || f.told.status[r] == CARRY_OK);
                 assert_true(f.begins || r <= rank || f.told.status[r] == CARRY_EPEER);

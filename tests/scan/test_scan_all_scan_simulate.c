@@ -1,5 +1,5 @@
-/* Simulated clusters: what can be counted by hand comes out, the same every time; more of anything does not get faster;
-   and the planner's choice is near the best one. */
+/* Simulated clusters: results equal those computed by hand, the same every time; more ranks, bytes or work are never
+   faster; and the planner's choice is near the best one. */
 #include "support.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static carry_all_scan_simulated simulate(carry_ctx *ctx, const carry_all_scan_pr
 }
 
 /* The chain in one piece: P-1 messages, and at each rank between them a product and the state unpacked and packed. The
-   first has nothing to multiply (no state enters it), the last unpacks alone. */
+   first rank has no product (no state enters it), the last only unpacks. */
 static void test_the_serial_chain_is_what_it_is_by_hand(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -36,7 +36,7 @@ static void test_the_serial_chain_is_what_it_is_by_hand(void **state) {
         const carry_all_scan_simulated r = simulate(ctx, &p, ranks, "serial");
         const double hop = nodes.latency[0] + 2.0 * numbers / nodes.bandwidth[0];
         const double start =
-            8.0 * numbers / gpu.memory + handled; /* the first: zeros into its state, L onto the wire */
+            8.0 * numbers / gpu.memory + handled; /* the first rank: zeros into its state, L onto the wire */
         const double wanted = start + (ranks - 1) * (hop + handled) + (ranks - 2) * (product + handled);
         assert_true(fabs(r.seconds - wanted) < 1e-3 * wanted);
         assert_int_equal(r.received, (int64_t)(2 * numbers));
@@ -61,8 +61,8 @@ static void test_the_same_comes_out_every_time_and_more_ranks_take_longer(void *
     carry_ctx_free(ctx);
 }
 
-/* A tenth where nodes and heads are shared evenly; a quarter for any number of ranks, since what all-to-all messages
-   wait for each other at ports is not in a formula (docs/results/ranks.md). */
+/* Within a tenth if nodes and heads are divided evenly, within a quarter for any number of ranks: the formula does not
+   include the time that all-to-all messages wait for each other at ports (docs/results/ranks.md). */
 static void test_the_planner_is_within_a_tenth_of_the_best(void **state) {
     (void)state;
     static const int ranks[] = {2,  3,  4,  5,  6,  7,  8,  9,  11, 12, 14,  15,

@@ -1,5 +1,5 @@
-/* The order in which dense scans on GPUs combine elements (scan/dense_levels.h), walked here with numbers for matrices:
-   for every length and many heights of visits it gives the recurrence, without touching a step that does not exist. */
+/* The order in which dense scans on GPUs combine elements (scan/dense_levels.h), with numbers in place of matrices: for
+   every length and many heights of visits it gives the recurrence, without touching a step that does not exist. */
 #include <math.h>
 
 #include "scan/dense_levels.h"
@@ -10,7 +10,7 @@
 typedef struct tree {
     carry_dense_level levels[CARRY_DENSE_MAX_LEVELS];
     int count;
-    double A[CARRY_DENSE_MAX_LEVELS][MOST];    /* of the elements of a level */
+    double A[CARRY_DENSE_MAX_LEVELS][MOST];    /* the elements of each level */
     double made[CARRY_DENSE_MAX_LEVELS][MOST]; /* the node that ends at odd element e is number (e-1)/2 */
     double values[MOST];                       /* in place, over steps */
 } tree;
@@ -21,7 +21,7 @@ static double *value(tree *t, int k, int64_t element) {
     return &t->values[step];
 }
 
-/* Pairs, and the nodes that each completes, as a block does it. */
+/* Combines pairs, and the nodes that each pair completes, as a block does. */
 static void climb(tree *t, int k, int64_t visit) {
     const carry_dense_level *at = &t->levels[k];
     int64_t first = visit * at->radix;

@@ -1,7 +1,7 @@
-/* Every scan that a GPU has, against the float64 recurrence: odd sizes, both kinds, every storage type, both
-   directions, with and without a state that enters; the same bits in a hundred runs; gradients as on the CPU; host
-   pointers refused with an error message. Without a GPU all of it is reported as skipped; an emulated one
-   (tests/emulate) has fewer and smaller sizes, since it does thousands of operations where a GPU does one. */
+/* Every scan of a GPU, against the float64 recurrence: odd sizes, both kinds, every storage type, both directions, with
+   and without an initial state; the same bits in a hundred runs; gradients as on the CPU; host pointers refused with an
+   error message. Without a GPU all of it is reported as skipped. An emulated GPU (tests/emulate) runs fewer and smaller
+   sizes, since it does thousands of operations where a GPU does one. */
 /* labels: gpu */
 #include <math.h>
 
@@ -107,8 +107,8 @@ static double element(const carry_tensor *t, int64_t i) {
                                     : (double)carry_f32_from_f16(halves[i]);
 }
 
-/* As in test_scan_algorithms.c; and a GPU keeps the products of dense transitions in their own type, so every level of
-   a tree adds a rounding of it. */
+/* As in test_scan_algorithms.c. A GPU also stores the products of dense transitions in their own type, so every level
+   of a tree adds a rounding of that type. */
 static double bound_of(const data *d) {
     const carry_scan_problem *p = &d->problem;
     bool dense = p->kind == CARRY_SCAN_DENSE;
@@ -138,7 +138,7 @@ static void compare(const data *d, const char *name) {
     }
 }
 
-/* False when the algorithm does not take the shape. */
+/* False if the algorithm does not support the shape. */
 static bool run(carry_ctx *ctx, data *d, const char *name, bool with_h0) {
     carry_scan_plan *plan;
     void *workspace;
@@ -244,7 +244,7 @@ static void a_hundred_runs_give_the_same_bits(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Writes `value` over element i, on both sides. */
+/* Sets element i to `value`, on the host and on the device. */
 static void spoil(carry_ctx *ctx, const carry_tensor *here, const carry_tensor *there, int64_t i, float value) {
     if (here->dtype == CARRY_F32) {
         ((float *)here->data)[i] = value;
@@ -255,8 +255,9 @@ static void spoil(carry_ctx *ctx, const carry_tensor *here, const carry_tensor *
     send(ctx, there, here);
 }
 
-/* d->expected is of finite inputs; since then a value of item 0 at step t was spoilt: of b, row r and column 0, or of
-   A, row r. What it may reach is not finite at that row from t on; everything else is as expected. */
+/* d->expected belongs to finite inputs. Then one value of item 0 at step t was changed: row r and column 0 of b, or row
+   r of A. The result at row r from t on must not be finite where the change reaches it; all results that it cannot
+   reach are as expected. */
 static void compare_spoilt(const data *d, const char *name, int64_t t, int64_t r, bool is_b, float value) {
     const carry_scan_problem *p = &d->problem;
     double largest = 0.0;
@@ -282,7 +283,7 @@ static void compare_spoilt(const data *d, const char *name, int64_t t, int64_t r
     }
 }
 
-/* A NaN or an infinity reaches what follows it, never an earlier step, another sequence or another channel. */
+/* A NaN or an infinity reaches only later steps, never an earlier step, another sequence or another channel. */
 static void a_nan_reaches_what_follows_it_alone(void **unused) {
     (void)unused;
     static const int64_t shapes[][4] = {{2, 70, 3, 5}, {2, 300, 2, 24}, {1, 90, 70, 64}, {3, 40, 5, 1}, {2, 40, 20, 2}};

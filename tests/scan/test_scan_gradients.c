@@ -1,7 +1,6 @@
-/* Gradients equal float64 finite differences, and every algorithm's gradients equal the float64 ones.
-
-   L = sum g h is linear in every single element of A, b and h0 (no product holds an element twice), so the central
-   difference with step 1 is exact but for rounding. */
+/* Gradients equal float64 finite differences, and every algorithm's gradients equal the float64 ones. L = sum g h is
+   linear in every single element of A, b and h0 (no product contains an element twice), so the central difference with
+   step 1 is exact except for rounding. */
 #include <math.h>
 
 #include "support.h"
@@ -56,7 +55,7 @@ static double loss(carry_ctx *ctx, data *d) {
     return sum;
 }
 
-/* The float64 gradients of the library's own reference. */
+/* The float64 gradients by the library's own reference. */
 static void make_gradients(carry_ctx *ctx, data *d) {
     (void)loss(ctx, d);
     carry_tensor h0 = state_view(&d->problem, d->h0, CARRY_F32);
@@ -120,7 +119,7 @@ static void compare(const float *got, const double *expected, int64_t count, dou
 }
 
 /* f32 sums of at most 16 + 8 terms over at most 48 steps of growth below 1.5: 1e-4 of the largest is far above
-   rounding, and far below any wrong index. */
+   rounding, and far below the effect of a wrong index. */
 static void every_algorithm_gives_these_gradients(void **unused) {
     (void)unused;
     static const int64_t shapes[][4] = {{1, 1, 3, 2},  {2, 2, 3, 1},  {1, 17, 4, 3},
@@ -136,7 +135,8 @@ static void every_algorithm_gives_these_gradients(void **unused) {
                                         .width = shapes[shape][3],
                                         .reversed = (form & 2) != 0};
                 data *d = make(ctx, p);
-                for (int64_t i = 0; i < d->A_count; i++) { /* positive and moderate, so that the log form applies too */
+                for (int64_t i = 0; i < d->A_count;
+                     i++) { /* positive and moderate, so that the log form applies, too */
                     d->A[i] = p.kind == CARRY_SCAN_DENSE ? d->A[i] * 0.4f : 0.5f + 0.4f * fabsf(d->A[i]);
                 }
                 make_gradients(ctx, d);
@@ -188,7 +188,7 @@ static void every_algorithm_gives_these_gradients(void **unused) {
     }
 }
 
-/* Without a state, dA of the first step is zero; without dA and dh0 nothing but db is written. */
+/* Without an initial state, dA of the first step is zero; without dA and dh0, only db is written. */
 static void what_is_not_asked_for_is_not_written(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);

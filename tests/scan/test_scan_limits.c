@@ -1,4 +1,4 @@
-/* Hard inputs stay right, and bad ones are refused with one error message before anything is written. */
+/* Difficult inputs give right results, and bad ones are refused with one error message before anything is written. */
 #include <math.h>
 
 #include "support.h"
@@ -136,7 +136,7 @@ static carry_status run_on(carry_ctx *ctx, const char *name, const carry_scan_pr
     return status;
 }
 
-/* Decays of e^-40 and exactly 0 among ordinary ones: right everywhere, and refused by the log form alone. Transitions
+/* Decays of e^-40 and exactly 0 among ordinary ones: right everywhere, and refused only by the log form. Transitions
    are at most 1, so f32 rounds each of at most 128 additions by 2^-24 of at most the largest value. */
 static void deep_and_zero_decays_stay_right(void **unused) {
     (void)unused;
@@ -177,7 +177,8 @@ static void deep_and_zero_decays_stay_right(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Experiment 044's inputs in f32: below 1e-5, absolute. bf16 inputs with f32 results: below 1e-3, absolute. */
+/* The inputs of experiment 044 in f32: errors below 1e-5, absolute. bf16 inputs with f32 results: below 1e-3,
+   absolute. */
 static void errors_on_experiment_044_are_small(void **unused) {
     (void)unused;
     enum { N = 16, W = 64, MOST = 256 };
@@ -221,7 +222,7 @@ static void errors_on_experiment_044_are_small(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* A NaN reaches what follows it, never an earlier step, another sequence or channel. */
+/* A NaN reaches only later steps, never an earlier step, another sequence or channel. */
 static void a_nan_reaches_what_follows_it_alone(void **unused) {
     (void)unused;
     enum { B = 3, T = 20, N = 4, W = 2 };

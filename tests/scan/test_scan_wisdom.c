@@ -1,4 +1,4 @@
-/* The file of wisdom: what is printed is read back, and anything damaged is refused. */
+/* The wisdom file: printed wisdom reads back the same, and any damage is refused. */
 #include <math.h>
 
 #include "core/file.h"
@@ -96,7 +96,7 @@ static void test_what_is_printed_is_read(void **state) {
     }
 }
 
-/* A text whose checksum is right, whatever its lines say. */
+/* A text with a correct checksum, whatever its lines say. */
 static char *sealed(const char *lines, size_t *length) {
     char *text = malloc(strlen(lines) + 400);
     assert_non_null(text);
@@ -106,7 +106,7 @@ static char *sealed(const char *lines, size_t *length) {
     return text;
 }
 
-/* Rounding to the digits of the file must not make a number unreadable: 2.22507e-308, say, is subnormal. */
+/* Rounding to the digits of the file must not make a number unreadable: 2.22507e-308, for example, is subnormal. */
 static void test_every_number_that_is_read_can_be_written_and_read_again(void **state) {
     place *p = *state;
     static const char *const numbers[] = {"0",  "1e-300", "1.7976931348623157e308", "2.2250738585072014e-308",
@@ -210,7 +210,7 @@ static void test_more_than_there_is_room_for_is_refused(void **state) {
     free(read);
 }
 
-/* Copied to a block of just its size, so that the sanitizer sees a read beyond it. */
+/* Copied to a block of exactly its size, so that a sanitizer sees a read beyond it. */
 static void expect_refused(place *p, carry_wisdom *read, const char *text, size_t length, const char *what, size_t at) {
     char *exact = malloc(length > 0 ? length : 1);
     assert_non_null(exact);
@@ -260,7 +260,7 @@ static void test_any_changed_byte_is_refused(void **state) {
     free(read);
 }
 
-/* A 0 byte ends strings, not lines: what follows it must not go unseen. */
+/* A 0 byte ends strings, not lines: the text after it must not be ignored. */
 static void test_any_inserted_byte_is_refused(void **state) {
     place *p = *state;
     static const char bytes[] = {'\0', ' ', '0', '\n', '\r'};

@@ -1,4 +1,4 @@
-/* Contexts that share a file of wisdom: plans and rates are measured once, and none is lost. */
+/* Contexts that share a wisdom file: plans and rates are measured once, and none is lost. */
 #include <math.h>
 
 #include "core/file.h"
@@ -33,7 +33,7 @@ static carry_ctx *listening(heard *h, const char *wisdom) {
     return ctx;
 }
 
-/* Plans, and says whether it was remembered. */
+/* Makes a plan; true if it was remembered. */
 static bool plan_is_remembered(carry_ctx *ctx, const carry_scan_problem *problem, const carry_scan_options *options) {
     carry_scan_plan *plan = NULL;
     assert_ok(ctx, carry_scan_plan_new(ctx, &plan, problem, options));
@@ -65,7 +65,7 @@ static void test_a_damaged_file_is_a_warning_and_is_replaced(void **state) {
     assert_int_equal(unlink(p->file), 0);
 }
 
-/* A path through a file, and a file whose name is too long for a second one beside it. */
+/* A path below a regular file, and a file whose name is too long for a temporary file beside it. */
 static void test_a_path_that_cannot_be_read_or_written_is_a_warning(void **state) {
     place *p = *state;
     heard h;
@@ -119,7 +119,7 @@ static void test_rates_are_measured_once_for_all_contexts(void **state) {
     place *p = *state;
     heard h;
     char first[128];
-    assert_int_equal(setenv("CARRY_CEILINGS", "rough", 1), 0); /* as ctest does: these are not kept */
+    assert_int_equal(setenv("CARRY_CEILINGS", "rough", 1), 0); /* as ctest sets it: rough rates are not stored */
     carry_ctx *ctx = listening(&h, p->file);
     assert_ok(ctx, carry_rates(ctx, false));
     carry_ctx_free(ctx);
@@ -149,7 +149,7 @@ static void test_two_contexts_keep_each_others_plans(void **state) {
     heard h[3];
     carry_ctx *first = listening(&h[0], p->file);
     carry_ctx *second = listening(&h[1], p->file);
-    assert_null(carry_wisdom_find(first, "nothing")); /* both have read the file, which is not there yet */
+    assert_null(carry_wisdom_find(first, "nothing")); /* both have tried to read the file, which does not exist yet */
     assert_null(carry_wisdom_find(second, "nothing"));
     assert_false(plan_is_remembered(first, &small_diagonal, &by_measuring));
     assert_false(plan_is_remembered(second, &small_dense, &by_measuring));
@@ -165,7 +165,7 @@ static void test_two_contexts_keep_each_others_plans(void **state) {
     assert_int_equal(unlink(p->file), 0);
 }
 
-/* An algorithm that this build does not have is no reason to fail. */
+/* An algorithm that is missing in this build is not an error. */
 static void test_a_plan_that_cannot_be_used_is_ignored(void **state) {
     (void)state;
     heard h;
@@ -200,8 +200,8 @@ static void scan_into(carry_ctx *ctx, carry_scan_plan *plan, float *h, float *A,
     free(workspace);
 }
 
-/* Chunk and threads of a remembered plan are those of its runs: on one of three threads it gives the bits of the same
-   plan on a context of one, and says so; afterwards the context has all of its threads. */
+/* A remembered plan runs with its own chunk and threads: on one of three threads it gives the bits of the same plan on
+   a context of one thread, and says so; afterwards the context has all of its threads again. */
 static void test_a_tuned_plan_has_its_chunk_and_its_threads(void **state) {
     const place *p = *state;
     const carry_scan_problem problem = {.kind = CARRY_SCAN_DENSE, .batch = 1, .steps = STEPS, .n = 3, .width = 2};

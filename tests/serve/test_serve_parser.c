@@ -1,4 +1,4 @@
-/* Answers are split into content, reasoning and tool calls, the same way wherever the text was cut. */
+/* Answers are split into content, reasoning and tool calls, the same way for every split of the text into pieces. */
 #include "support.h"
 
 #include "core/json.h"

@@ -1,5 +1,5 @@
-/* Stream batches: several chunks in one forward are what the same chunks one after the other are, and a pipeline shows
-   the finished ones alone. */
+/* Stream batches: several chunks in one forward equal the same chunks one after the other, and a pipeline shows only
+   finished chunks. */
 #include "stream_support.h"
 
 #include <math.h>
@@ -9,9 +9,8 @@
 
 enum { H = 4, W = 4, FRAMES = 2, COUNT = 16 * FRAMES * H * W, CALLS = 9 };
 
-/* Chunks are in one forward or in several: sums of the same numbers in the same order, but products of other heights
-   may be cut into other pieces, about 1e-6 of the largest; bf16 keeps 2^-8, so a latent on a border may fall to either
-   side. */
+/* Chunks in one forward or in several have the same sums in the same order, but products of other heights may be split
+   differently: about 1e-6 of the largest. bf16 keeps 2^-8, so a latent near a tie may round either way. */
 #define SAME 0.02f
 
 typedef struct fixture {
@@ -102,7 +101,7 @@ static void test_a_batch_of_one_step_is_chunk_after_chunk(void **state) {
     close_fixture(&f);
 }
 
-/* The same by single forwards over a cache of its own, the oldest chunk first. */
+/* The same by single forwards over a separate cache, the oldest chunk first. */
 typedef struct by_hand {
     carry_dit_cache *cache;
     float x0[CALLS][COUNT], x[COUNT], velocity[COUNT];
@@ -114,7 +113,7 @@ static carry_tensor view(float *data) {
 }
 
 static void step_by_hand(fixture *f, by_hand *b, int k, const int64_t *steps, int n) {
-    if (k >= n) { /* the clean pass of the one that was finished before */
+    if (k >= n) { /* the clean pass of the chunk that was finished before */
         const carry_dit_chunk clean = {.latents = view(b->x0[k - n]), .start = (k - n) * FRAMES};
         assert_ok(f->ctx, carry_dit_forward(f->dit, b->cache, &clean, 1, logf(0.6f)));
     }
@@ -164,7 +163,7 @@ static void test_a_batch_is_its_chunks_one_after_the_other(void **state) {
         const carry_envelope e = envelope(&f, k, steps, active, k >= N ? 1 : 0);
         const int64_t before = f.dit->counts.forwards;
         assert_ok(f.ctx, carry_generator_run(g, &result, &times, &e));
-        assert_int_equal(f.dit->counts.forwards, before + 1); /* all of it is one forward */
+        assert_int_equal(f.dit->counts.forwards, before + 1); /* all of it in one forward */
         assert_int_equal(result.observed_generator_calls, e.expected_generator_calls);
         step_by_hand(&f, &b, k, steps, N);
         if (k >= N - 1) {
@@ -216,7 +215,7 @@ static void test_a_pipeline_shows_finished_chunks_in_order(void **state) {
     for (int i = 1; i < alone.frames; i++) {
         assert_true(alone.chunk_index[i] >= alone.chunk_index[i - 1]);
     }
-    for (int i = 0; i < 4 * FRAMES; i++) { /* before the cut, which each of them hears of in its own time */
+    for (int i = 0; i < 4 * FRAMES; i++) { /* only up to the cut, which reaches the two streams at different chunks */
         assert_int_equal(alone.digest[i], staged.digest[i]);
     }
 }

@@ -1,6 +1,6 @@
-/* The leader and bytes that are not what they should be: every flipped bit, every truncation, every order of numbers.
-   It refuses before anybody is bothered, tells stage 0 why in the words it fails with, and never gets as far as a
-   generator: there is none here. */
+/* The leader and malformed messages: every flipped bit, every truncation, every order of numbers. It refuses a message
+   before it forwards anything, sends stage 0 the message that it fails with, and never calls a generator: this test has
+   no generator. */
 #include "envelope_support.h"
 
 #include "core/crc32c.h"
@@ -12,7 +12,7 @@ enum { MOST = 8192 };
 
 static carry_ctx *ctx;
 
-/* A leader with nobody behind it, and the end that stage 0 holds. */
+/* A leader without a mesh behind it, and stage 0's end of the link. */
 typedef struct scene {
     carry_link *stage, *leader;
     carry_mesh *mesh;
@@ -40,7 +40,8 @@ static void close_scene(scene *s) {
     carry_link_free(s->leader);
 }
 
-/* The message goes to the leader, who must refuse it; stage 0 is told so, and may close the link. */
+/* Sends the message to the leader, which must refuse it. Stage 0 must get the same error message, and can still close
+   the link. */
 static void assert_leader_refuses(const void *bytes, size_t size, carry_message_kind kind, const char *words) {
     scene s = open_scene();
     carry_message message;
@@ -62,7 +63,7 @@ static void assert_leader_refuses(const void *bytes, size_t size, carry_message_
     close_scene(&s);
 }
 
-/* One that the leader takes as it is: with a chunk the generator would be next. */
+/* A message that the leader accepts; with a chunk, the generator would be called next. */
 static size_t message_of(unsigned char *to, int which) {
     static example made;
     size_t bytes;
@@ -112,7 +113,7 @@ static void test_letters_that_are_no_envelope_stop_at_the_leader(void **state) {
     }
 }
 
-/* A prompt that comes behind an envelope: whole, or refused. */
+/* A prompt that follows an envelope is accepted completely or refused. */
 static void test_a_damaged_late_prompt_stops_at_the_leader(void **state) {
     (void)state;
     enum { ROWS = 2, DIM = 5, BYTES = ROWS * DIM * 2 };
@@ -141,7 +142,7 @@ static void test_a_damaged_late_prompt_stops_at_the_leader(void **state) {
     close_scene(&s);
 }
 
-/* Right bytes, wrong for this mesh: sizes and positions that were not agreed on. */
+/* Valid bytes with sizes and positions that were not agreed on with this mesh. */
 static void test_chunks_that_do_not_fit_the_mesh_stop_at_the_leader(void **state) {
     (void)state;
     static _Alignas(64) unsigned char encoded[MOST];
@@ -173,7 +174,7 @@ typedef struct numbers {
     uint64_t call_id, epoch;
 } numbers;
 
-/* The rule in other words than the code's: which numbers may come next. */
+/* The rule for the next numbers, written independently of the code. */
 static bool may_follow(const numbers *n, bool is_end, uint64_t call_id, uint64_t epoch) {
     if (!n->any) {
         return true;
@@ -184,7 +185,7 @@ static bool may_follow(const numbers *n, bool is_end, uint64_t call_id, uint64_t
     return n->ended ? is_end && (call_id == n->call_id || call_id == n->call_id + 1) : call_id == n->call_id + 1;
 }
 
-/* Walks of NOOP and SHUTDOWN with numbers that mostly are the next ones; each ends at its first refusal. */
+/* Sequences of NOOP and SHUTDOWN whose numbers are mostly right; each ends at its first refusal. */
 static void test_numbers_that_may_not_follow_stop_at_the_leader(void **state) {
     (void)state;
     int refused = 0, longest = 0;

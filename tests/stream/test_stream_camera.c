@@ -1,5 +1,5 @@
-/* Cameras, by one that is made of functions: frames as Motion JPEG and as YUYV, damaged ones, a camera that is pulled
-   out, and one that refuses every call in turn. */
+/* Cameras, with functions in place of a device: frames as Motion JPEG and as YUYV, damaged ones, a camera that is
+   unplugged, and one that refuses every call in turn. */
 #include "stream_support.h"
 
 #include <errno.h>
@@ -20,18 +20,18 @@ typedef struct fake_frame {
     unsigned flags; /* of the buffer */
 } fake_frame;
 
-/* One camera at a time. The video's thread uses it; the test looks at it before and after. */
+/* One camera at a time. The video's thread uses it; the test inspects it before and after. */
 static struct {
-    unsigned format; /* that it has; 0: any that is asked for */
+    unsigned format; /* the format that it has; 0: any */
     int row;         /* bytes of a YUYV row */
     int frames, given;
     fake_frame frame[FRAMES];
     unsigned char slot[SLOTS][SIZE];
     bool is_queued[SLOTS], is_on;
-    int opened, mapped;    /* what is not given back yet */
+    int opened, mapped;    /* descriptors and mappings not yet released */
     int calls, refuses_at; /* the call that fails */
     int unplugged_after;   /* frames */
-    short hangup;          /* what poll says then; 0: DQBUF fails with ENODEV */
+    short hangup;          /* the result of poll after that; 0: DQBUF fails with ENODEV */
     atomic_int wrong;
 } cam;
 
@@ -201,7 +201,7 @@ static carry_status open_fake(carry_video **v, int keep) {
     return carry_video_open(ctx, v, "/dev/video-fake", &(carry_video_options){W, H, keep, .camera = &fake});
 }
 
-/* Reads up to count frames; they must be those of the list, by their brightness. */
+/* Reads up to count frames, whose brightness must be that of the list. */
 static int64_t read_greys(carry_video *v, int64_t count, const int *list) {
     float *pixels = malloc((size_t)(count * EACH) * sizeof *pixels);
     int64_t got;
@@ -226,7 +226,7 @@ static void test_frames_arrive_and_every_buffer_goes_back(void **state) {
     carry_video_free(v);
 }
 
-/* Bytes from `from` on that are a segment of this kind, as cameras leave Huffman tables out. */
+/* Removes all segments of this kind, as cameras omit Huffman tables. */
 static void remove_segments(fake_frame *f, unsigned char kind) {
     for (unsigned at = 2; at + 4 < f->size && f->bytes[at] == 0xff && f->bytes[at + 1] != 0xda;) {
         const unsigned length = 2 + ((unsigned)f->bytes[at + 2] << 8 | f->bytes[at + 3]);
@@ -278,7 +278,7 @@ static void test_a_camera_that_disappears_ends_the_video(void **state) {
         cam.unplugged_after = 5;
         cam.hangup = ways[i].hangup;
         assert_ok(ctx, open_fake(&v, FRAMES));
-        assert_int_equal(read_greys(v, FRAMES, all), 5); /* what it gave is not lost */
+        assert_int_equal(read_greys(v, FRAMES, all), 5); /* the frames that it gave are not lost */
         assert_non_null(strstr(carry_video_end(v), ways[i].says));
         carry_video_free(v);
     }
@@ -294,7 +294,7 @@ static void test_of_a_camera_that_is_faster_the_newest_frames_are_kept(void **st
     carry_video_free(v);
 }
 
-/* Left half of a colour, right half of another, in rows that are longer than they need be. */
+/* One colour in the left half, another in the right, with rows longer than necessary. */
 static void put_yuyv(fake_frame *f, const unsigned char left[3], const unsigned char right[3]) {
     free(f->bytes);
     *f = (fake_frame){.bytes = calloc((size_t)(cam.row * H), 1), .size = (unsigned)(cam.row * H)};
@@ -322,7 +322,7 @@ static void test_yuyv_is_read_where_there_is_no_motion_jpeg(void **state) {
     for (int i = 0; i < 3; i++) {
         put_yuyv(&cam.frame[i], red, white);
     }
-    cam.frame[1].size -= (unsigned)cam.row; /* a row is missing: passed over */
+    cam.frame[1].size -= (unsigned)cam.row; /* a row is missing: skipped */
     assert_ok(ctx, open_fake(&v, FRAMES));
     assert_ok(ctx, carry_video_read(ctx, v, carry_view_4d(pixels, CARRY_F32, 2, 3, H, W), &got, NULL));
     assert_int_equal(got, 2);
@@ -346,7 +346,7 @@ static void test_other_formats_are_refused_by_name(void **state) {
     assert_non_null(strstr(carry_ctx_error(ctx), "bytes a row"));
 }
 
-/* put_away sees what is not given back. */
+/* put_away finds resources that were not released. */
 static void test_a_camera_that_refuses_any_call_is_refused(void **state) {
     carry_video *v;
     int opened = 0;

@@ -1,4 +1,4 @@
-/* Conditioning: prompts by weight, transitions in equal steps, and nothing new told where nothing changed. */
+/* Conditioning: prompts by weight, transitions in equal steps, and no update if nothing changed. */
 #include "support.h"
 
 #include <math.h>
@@ -57,7 +57,7 @@ static int64_t words(float *to, const char *text) {
     return rows;
 }
 
-/* bf16 keeps 8 bits: half a unit of the last is 2^-9 of the value; and f32's error in what was added, of numbers below
+/* bf16 keeps 8 bits: half a unit of the last is 2^-9 of the value. Added to it is f32's error in sums of numbers below
    8. */
 static void assert_close(const float *is, const float *expected) {
     for (int i = 0; i < LENGTH * WIDTH; i++) {
@@ -78,10 +78,10 @@ static void test_the_first_chunk_is_its_prompt_and_then_nothing_is_new(void **st
         assert_int_equal(s.rows, 3);
         assert_close(s.value, expected);
     }
-    state_now.seed++; /* other controls are no news here */
+    state_now.seed++; /* other controls cause no update */
     state_now.transition = 9;
     assert_false(next(c).is_new);
-    state_now.prompt_version++; /* nor is a prompt that is the same */
+    state_now.prompt_version++; /* neither does an equal prompt */
     for (int i = 0; i < 10; i++) {
         assert_false(next(c).is_new);
     }
@@ -124,7 +124,7 @@ static void test_a_transition_goes_in_equal_steps(void **state) {
             }
             const shown s = next(c);
             assert_true(s.is_new == (k <= chunks));
-            assert_int_equal(s.rows, k < chunks ? 3 : 1); /* rows that have faded out are gone */
+            assert_int_equal(s.rows, k < chunks ? 3 : 1); /* rows that have faded out are removed */
             assert_close(s.value, expected);
         }
         carry_conditioning_free(c);
@@ -157,8 +157,7 @@ static void test_a_change_in_between_starts_from_what_is_shown(void **state) {
     carry_conditioning_free(c);
 }
 
-/* No chunk differs from the one before by more than a step: nothing jumps, even when prompts change with every chunk.
- */
+/* No chunk differs from the previous one by more than a step, even when prompts change with every chunk. */
 static void test_nothing_jumps(void **state) {
     (void)state;
     const char *const text[] = {"a", "b c", "d e f", "", "g h i j k l m n"};

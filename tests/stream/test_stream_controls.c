@@ -1,5 +1,5 @@
-/* Controls: all of a change or nothing, refusals that say what would do, states that survive being written and read,
-   and threads that write while others read. */
+/* Controls: a change is applied completely or not at all, refusals name the accepted values, states survive writing and
+   reading, and threads write while others read. */
 #include "support.h"
 
 #include <math.h>
@@ -106,7 +106,7 @@ static void test_refusals_say_what_would_do(void **state) {
     refuse(controls, "{\"transition\": -1}", "transition is -1: expected a whole number of chunks, 0 to 1000");
     refuse(controls, "{\"transition\": 1001}", "0 to 1000");
     refuse(controls, "{\"kv_bias\": 0}", "kv_bias is 0: expected a number above 0, up to 1");
-    refuse(controls, "{\"kv_bias\": 1e-46}", "kv_bias is 1e-46"); /* 0 as f32, which is what travels */
+    refuse(controls, "{\"kv_bias\": 1e-46}", "kv_bias is 1e-46"); /* 0 as f32, the type in the envelope */
     refuse(controls, "{\"kv_bias\": -0.5}", "kv_bias is -0.5");
     refuse(controls, "{\"kv_bias\": 1.0001}", "up to 1");
     refuse(controls, "{\"kv_bias\": NaN}", "a value is expected");
@@ -136,12 +136,12 @@ static void test_refusals_say_what_would_do(void **state) {
     refuse(controls, "{\"prompt\": [{\"text\": \"b\", \"weight\": 1e308}, {\"text\": \"b\", \"weight\": 1e308}]}",
            "add up to inf");
     refuse(controls, "{\"prompt\": \"\xC3(\"}", "not UTF-8");
-    /* All or nothing: what stood before the fault is not applied either. */
+    /* All or nothing: fields before the fault are not applied either. */
     refuse(controls, "{\"seed\": 77, \"cut\": true, \"prompt\": \"new\", \"noise\": 9}", "noise is 9");
     carry_controls_free(controls);
 }
 
-/* Whatever is quoted, the message can stand in a line of UTF-8. */
+/* The message is one line of valid UTF-8, whatever it quotes. */
 static void test_sentences_are_printable(void **state) {
     (void)state;
     carry_controls *controls = new_controls();
@@ -187,7 +187,7 @@ static void test_prompts_of_any_length_up_to_the_limit(void **state) {
         }
         free(json);
     }
-    /* Nothing of a longer prompt stays behind a shorter one. */
+    /* No byte of a longer prompt remains after a shorter one. */
     apply(controls, "{\"prompt\": \"z\"}");
     carry_control_state *s = state_of(controls);
     for (size_t i = 1; i < sizeof s->prompt[0].text; i++) {
@@ -305,7 +305,7 @@ static void test_waiting_ends_with_a_change_or_the_time(void **state) {
     apply(controls, "{\"pause\": true}");
     carry_controls_wait(controls, 1000);
     assert_true(carry_seconds() - start < 500);
-    apply(controls, "{\"pause\": true, \"seed\": 3}"); /* no change of what is waited for */
+    apply(controls, "{\"pause\": true, \"seed\": 3}"); /* does not change the awaited field */
     start = carry_seconds();
     carry_controls_wait(controls, 0.02);
     assert_true(carry_seconds() - start >= 0.019);
@@ -318,7 +318,7 @@ typedef struct crowd {
     atomic_int torn, read;
 } crowd;
 
-/* Seed and prompt are always written together: "wwww..." with a length that the seed tells. */
+/* Seed and prompt are always written together: the prompt is "wwww...", with a length that follows from the seed. */
 static void *write_much(void *user) {
     crowd *c = user;
     for (int i = 0; i < 300; i++) {
@@ -390,7 +390,7 @@ static void test_words_that_the_model_does_not_know_are_named(void **state) {
     carry_controls *controls = new_controls();
     apply(controls, "{\"prompt\": \"red zebra\"}");
     carry_controls_note(controls, note);
-    assert_string_equal(note, ""); /* nothing is said about a model without a list */
+    assert_string_equal(note, ""); /* no note for a model without a list */
     carry_controls_set_model(controls, "red circle moving", 1000);
     carry_controls_note(controls, note);
     assert_string_equal(note, "this model does not know 'zebra': it was trained on red circle moving");

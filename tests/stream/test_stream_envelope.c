@@ -1,6 +1,6 @@
-/* Envelopes and results: what is encoded is decoded, what is damaged, cut, false or out of order is refused, and the
-   bytes are those of tests/golden/envelope. With one argument, a folder, the program writes the golden files instead.
- */
+/* Envelopes and results: an encoded message decodes to the same values; damaged, truncated, invalid and out-of-order
+   ones are refused; the bytes equal those of tests/golden/envelope. With one argument, a folder, the program writes the
+   golden files instead. */
 #include "envelope_support.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ static unsigned char *aligned(size_t bytes) {
     return block;
 }
 
-/* The message of example e, to be freed. */
+/* The encoded message of example e; the caller frees it. */
 static unsigned char *message_of(int e, size_t *bytes) {
     static example made;
     example_make(&made, e);
@@ -91,7 +91,7 @@ static void test_what_is_encoded_is_decoded(void **state) {
             assert_same_tensor(&was->latents_in, &is.latents_in);
             assert_same_tensor(&was->steps, &is.steps);
             assert_same_tensor(&was->context_frames, &is.context_frames);
-            /* What was received can be sent on, and is the same message. */
+            /* A received message can be forwarded, and stays the same message. */
             unsigned char *again = aligned(bytes);
             size_t written;
             assert_ok(ctx, carry_envelope_encode(ctx, again, bytes, &written, &is));
@@ -119,7 +119,7 @@ static void test_the_bytes_are_the_golden_ones(void **state) {
     }
 }
 
-/* The tables of its README are what the code prints of itself. */
+/* The tables of the README in tests/golden/envelope equal those that the code prints. */
 static void test_the_description_is_the_golden_one(void **state) {
     (void)state;
     char *readme, text[8192];
@@ -146,7 +146,8 @@ static void test_every_truncation_is_refused(void **state) {
         unsigned char *message = message_of(e, &bytes);
         const bool is_result = e == RESULT;
         for (size_t cut = 0; cut < bytes; cut++) {
-            unsigned char *part = aligned(cut); /* of this size, so that a sanitizer sees one byte too many */
+            unsigned char *part =
+                aligned(cut); /* exactly this size, so that a sanitizer sees a read of one byte too many */
             memcpy(part, message, cut);
             assert_refused(ctx, CARRY_EFORMAT, "bytes", decode_any(part, cut, is_result));
             free(part);
@@ -174,8 +175,8 @@ static void test_every_flipped_bit_is_refused(void **state) {
     }
 }
 
-/* Every burst of up to 32 bits is seen by a CRC of 32; here bytes at random, with the CRCs of the damaged bytes made
-   right again: a peer that means it. Refused, or a message that this program could have written. */
+/* A CRC of 32 bits finds every burst of up to 32 bits. Here random bytes change and the CRCs are corrected, as a
+   hostile peer would. The message must be refused, or be one that this program could have written. */
 static void test_hostile_bytes_with_right_crcs_are_refused_or_canonical(void **state) {
     (void)state;
     int taken = 0, refused = 0;
@@ -184,7 +185,7 @@ static void test_hostile_bytes_with_right_crcs_are_refused_or_canonical(void **s
         const int e = (int)(w.word[0] % EXAMPLES);
         size_t bytes, written;
         unsigned char *message = message_of(e, &bytes);
-        const size_t head = bytes < 300 ? bytes : 300; /* where there is something to be understood */
+        const size_t head = bytes < 300 ? bytes : 300; /* the bytes that are parsed */
         message[w.word[1] % head] = (unsigned char)(w.word[2] & 1 ? w.word[3] : w.word[3] % 4);
         message_seal(message, bytes);
         carry_envelope envelope;
@@ -207,7 +208,7 @@ static void test_hostile_bytes_with_right_crcs_are_refused_or_canonical(void **s
     assert_true(taken > 100 && refused > 100);
 }
 
-/* One number of the message replaced, CRCs made right. */
+/* Replaces one number of the message and corrects the CRCs. */
 static void with(int e, size_t at, uint64_t value, int width, carry_status expected, const char *words) {
     size_t bytes;
     unsigned char *message = message_of(e, &bytes);
@@ -256,7 +257,7 @@ static void test_wrong_headers_fields_and_specs_are_named(void **state) {
     with(RESULT, SPEC_RESULT + 16, 15, 8, CARRY_EFORMAT, "latents_out claims");
 }
 
-/* Fields that fit the format and not each other are for carry_envelope_validate, on either side. */
+/* Fields that fit the format but not each other are refused by carry_envelope_validate, on both sides. */
 static void test_wrong_values_are_refused_by_the_receiver_too(void **state) {
     (void)state;
     enum { METADATA = 32 };
@@ -288,7 +289,7 @@ static void test_room_and_alignment(void **state) {
         again = 0;
         assert_refused(ctx, CARRY_ERANGE, "there is room for",
                        carry_envelope_encode(ctx, small, room, &again, &made.envelope));
-        assert_int_equal(again, bytes); /* what it takes is told */
+        assert_int_equal(again, bytes); /* the size that is needed is returned */
         for (size_t i = 0; i < bytes; i++) {
             assert_int_equal(small[i], 0xA5); /* and not a byte written */
         }
@@ -303,7 +304,7 @@ static void test_room_and_alignment(void **state) {
     assert_refused(ctx, CARRY_EFORMAT, "CRYR", carry_envelope_follows(ctx, &follow, message, bytes, true));
     message[20]++;
     assert_refused(ctx, CARRY_EFORMAT, "CRC", carry_envelope_follows(ctx, &follow, message, SIZE_MAX, false));
-    message[16] = 0xF8; /* the largest that the header may claim, and more than is taken */
+    message[16] = 0xF8; /* the largest size that the header may claim, above the accepted maximum */
     message[17] = message[18] = 0xFF;
     message[19] = 0x0F;
     message[20] = 0;
@@ -313,7 +314,7 @@ static void test_room_and_alignment(void **state) {
     free(message);
 }
 
-/* Not one byte is written of what is refused. */
+/* A refused envelope writes no byte. */
 static void refuse(const carry_envelope *envelope, const char *words) {
     static unsigned char to[1 << 16];
     size_t bytes = 77;
@@ -373,7 +374,7 @@ static void test_the_sender_refuses_before_any_byte(void **state) {
     REFUSE("latents_in has no data", e->latents_in.data = NULL);
     REFUSE("multiple of 2", e->latents_in.data = (char *)e->latents_in.data + 1);
     REFUSE("multiple of 8", e->steps.data = (char *)e->steps.data + 4);
-    /* Sizes that overflow, and more than a message may be. */
+    /* Sizes that overflow, and messages above the limit. */
     REFUSE("larger than memory", e->conditioning = carry_view_2d(made.words, CARRY_BF16, INT64_MAX, INT64_MAX));
     REFUSE("larger than memory", e->conditioning = carry_view_2d(made.words, CARRY_BF16, INT64_MAX, 1));
     REFUSE("at most 268435456", e->conditioning = carry_view_2d(made.words, CARRY_BF16, INT64_MAX / 4, 1));
@@ -394,7 +395,7 @@ static void test_the_sender_refuses_before_any_byte(void **state) {
     REFUSE("context_frames are there", e->do_recompute = false);
     REFUSE("conditioning has 3 rows and reset_cross_cache is false", e->reset_cross_cache = false);
     REFUSE("conditioning has 0 rows", e->conditioning = carry_view_2d(NULL, CARRY_BF16, 0, 5));
-    /* What carries nothing. */
+    /* Envelopes that must be empty. */
     REFUSE("SHUTDOWN carries a tensor", e->action = CARRY_SHUTDOWN);
     REFUSE("NOOP has a field", example_make(&made, NOOP); e->init_cache = true);
     REFUSE("SHUTDOWN has a field", example_make(&made, SHUTDOWN); e->expected_generator_calls = 1);
@@ -454,7 +455,7 @@ static void test_gaps_repeats_and_jumps_are_refused(void **state) {
     assert_refused(ctx, CARRY_EPEER, "cache_epoch 9 came after 7", SEEN(CARRY_INFER, 43, 13, 9));
     assert_true(order.call_id == 42 && order.chunk_index == 12 && order.cache_epoch == 7); /* refusals leave no trace */
     assert_ok(ctx, SEEN(CARRY_INFER, 43, 13, 8));
-    assert_ok(ctx, SEEN(CARRY_NOOP, 44, 0, 8)); /* the chunk of a NOOP is none */
+    assert_ok(ctx, SEEN(CARRY_NOOP, 44, 0, 8)); /* a NOOP has no chunk number */
     assert_ok(ctx, SEEN(CARRY_INFER, 45, 14, 8));
     assert_refused(ctx, CARRY_EPEER, "gap", SEEN(CARRY_SHUTDOWN, 47, 0, 8));
     assert_refused(ctx, CARRY_EPEER, "repeat", SEEN(CARRY_SHUTDOWN, 45, 0, 8));
@@ -471,7 +472,7 @@ static void test_gaps_repeats_and_jumps_are_refused(void **state) {
 static void test_crc32c_is_that_of_others(void **state) {
     (void)state;
     unsigned char bytes[32];
-    /* RFC 3720, B.4; and the check value that is usual for CRCs. */
+    /* RFC 3720, B.4, and the usual check value for CRCs. */
     memset(bytes, 0, sizeof bytes);
     assert_int_equal(carry_crc32c(0, bytes, 32), 0x8A9136AA);
     memset(bytes, 0xFF, sizeof bytes);
@@ -518,11 +519,11 @@ static void test_the_digest_sees_every_bit_and_the_length(void **state) {
         data[length - 1] = (unsigned char)(length * 37);
     }
     assert_true(carry_stream_digest(data, 0) == empty);
-    /* Fixed for good: ranks of other builds compare it. */
+    /* This value must never change: ranks of other builds compare it. */
     assert_true(carry_stream_digest("123456789", 9) == DIGEST_OF_123456789);
 }
 
-/* Told, not judged: timings here are for ratios. */
+/* Prints the throughput and asserts nothing: timings here are for ratios. */
 static void test_throughput_is_told(void **state) {
     (void)state;
     const size_t bytes = (size_t)8 << 20;

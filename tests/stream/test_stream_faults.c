@@ -1,5 +1,5 @@
-/* The leader and its mesh against a stage 0 that errs: what is wrong is refused before the mesh hears of it, the mesh
-   goes home, and stage 0 is told why. Rank 0 is a script, ranks 1 and 2 are the mesh. */
+/* The leader and its mesh against a stage 0 that errs: bad input is refused before the mesh gets it, the mesh ends, and
+   stage 0 gets the reason. Rank 0 runs a script, ranks 1 and 2 are the mesh. */
 #include "stream_support.h"
 
 #include <math.h>
@@ -15,9 +15,9 @@ enum { LATENTS = 16 * 2 * 4 * 4, TEXT = 2 * 16, MOST = 65536, DEPTH = 2 };
 typedef struct scene scene;
 struct scene {
     carry_status (*script)(scene *s, carry_comm *comm, carry_link *link);
-    int which;             /* of a table that the script has */
-    bool spoils_weights;   /* of rank 2: a bit less is the same */
-    double slow, deadline; /* of the script and the mesh, not of what is made before; 0: the world's */
+    int which;             /* index into the script's table */
+    bool spoils_weights;   /* rank 2 changes one of its weights */
+    double slow, deadline; /* seconds, for script and mesh only, not for the setup; 0: the world's deadline */
     carry_status leader, worker;
     double leader_seconds;
     atomic_int ended; /* ranks of the mesh */
@@ -63,7 +63,7 @@ static carry_status put(carry_comm *comm, carry_link *link, const carry_envelope
     return carry_link_send(link, CARRY_MESSAGE_ENVELOPE, size);
 }
 
-/* The next message that is not about a call; a refusal is remembered. */
+/* The next message that is not about a call. The text of a refusal is stored in s->told. */
 static carry_status get(scene *s, carry_link *link, carry_message *message) {
     do {
         TRY(carry_link_receive(link, message));
@@ -163,7 +163,7 @@ static void play(scene *s) {
     if (status != CARRY_OK) {
         fail_msg("%s: %s", carry_status_name(status), message);
     }
-    assert_true(carry_seconds() - start < world.deadline / 2); /* nobody waited for a deadline */
+    assert_true(carry_seconds() - start < world.deadline / 2); /* no rank waited for a deadline */
 }
 
 static void assert_says(const char *text, const char *part) {
@@ -195,7 +195,7 @@ static void test_a_script_that_does_nothing_wrong(void **state) {
     assert_int_equal(s.worker, CARRY_OK);
 }
 
-/* What is said of the second envelope, by what is wrong with it (one_is_wrong). */
+/* The error message about the second envelope, by its fault (one_is_wrong). */
 static const char *const wrongs[] = {
     "CRC", /* a bit of metadata or tensors */
     "",    /* a bit of the header: magic, version, lengths, checksums */
@@ -270,7 +270,7 @@ static carry_status one_is_wrong(scene *s, carry_comm *comm, carry_link *link) {
     TRY(carry_link_slot(link, &room));
     TRY(carry_envelope_encode(carry_comm_ctx(comm), room, carry_link_capacity(link), &size, &e));
     unsigned char *bytes = room;
-    if (s->which == 0) { /* past the header: only the checksum can tell */
+    if (s->which == 0) { /* behind the header, where only the checksum shows it */
         const size_t at = CARRY_ENVELOPE_HEADER + draw(11, 0, 0) % (size - CARRY_ENVELOPE_HEADER);
         bytes[at] ^= 0x10;
     } else if (s->which == 1) { /* anywhere in the header */
@@ -301,13 +301,13 @@ static void test_what_is_wrong_is_refused_and_the_mesh_goes_home(void **state) {
     }
 }
 
-/* Validate before you commit: what cannot be sent is refused before a byte, and the mesh has not noticed. */
+/* An envelope that cannot be sent is refused before a byte is sent, and the mesh notices nothing. */
 static carry_status refused_by_the_sender(scene *s, carry_comm *comm, carry_link *link) {
     carry_message message;
     for (int i = 0; i < 4; i++) {
         carry_envelope e = envelope(s, 0);
         if (i == 0) {
-            e.latents_in = carry_view_4d(s->latents, CARRY_F32, 16, 1, 4, 4); /* a type that does not travel */
+            e.latents_in = carry_view_4d(s->latents, CARRY_F32, 16, 1, 4, 4); /* a type that cannot be sent */
         } else if (i == 1) {
             e.num_denoise_steps = 1; /* steps are another number */
         } else if (i == 2) {
@@ -370,7 +370,7 @@ static void test_ranks_of_the_mesh_that_differ_are_found_by_their_digests(void *
     assert_says(s.worker_says, "rank 1 of the mesh has digest");
 }
 
-/* SHUTDOWN: of an idle mesh, with a call under way, twice; then nothing else is taken. */
+/* SHUTDOWN of an idle mesh, with a call under way, and twice; nothing is accepted after it. */
 static carry_status shuts_down(scene *s, carry_comm *comm, carry_link *link) {
     carry_message message;
     uint64_t call = 0;
@@ -419,7 +419,7 @@ static void test_shutdown_idle_in_flight_and_twice(void **state) {
     }
 }
 
-/* The mesh takes its time; messages wait in the slots of the sender, who then waits himself: nothing grows. */
+/* The mesh is slow. Messages fill the sender's slots, and then the sender waits: no queue grows. */
 static carry_status floods(scene *s, carry_comm *comm, carry_link *link) {
     const int count = 12;
     carry_message message;
@@ -448,7 +448,7 @@ static void test_full_queues_make_the_sender_wait(void **state) {
     assert_int_equal(s.worker, CARRY_OK);
 }
 
-/* Stage 0 is there and says nothing: the mesh ends at its deadline, with an error message. */
+/* Stage 0 is alive and sends nothing: the mesh ends at its deadline, with an error message. */
 static carry_status says_nothing(scene *s, carry_comm *comm, carry_link *link) {
     (void)comm;
     (void)link;
@@ -471,7 +471,7 @@ static void test_a_silent_stage_is_missed_at_the_deadline(void **state) {
 
 enum { QUEUED = 6 };
 
-/* Stage 0 has sent what the mesh has work with for a while, and is heard no more. */
+/* Stage 0 sends enough work to keep the mesh busy for a while, and then nothing. */
 static carry_status says_no_more(scene *s, carry_comm *comm, carry_link *link) {
     for (int i = 0; i < QUEUED; i++) {
         const carry_envelope e = envelope(s, (uint64_t)i);
@@ -483,8 +483,8 @@ static carry_status says_no_more(scene *s, carry_comm *comm, carry_link *link) {
     return CARRY_OK; /* the communicator has ended */
 }
 
-/* The deadline counts from the last that was heard: what is queued is not worked off first, 6 x 4 s and a deadline of
-   4 s. A call that is under way is finished, and one may have begun before the last was seen to come: 12 s in all. */
+/* The deadline counts from the last message that arrived. The queue, 6 x 4 s with a deadline of 4 s, is not finished
+   first. A running call is finished, and one more may have begun before the last message was seen: 12 s in all. */
 static void test_a_silent_stage_is_missed_while_its_letters_are_queued(void **state) {
     (void)state;
     char message[512];
@@ -498,8 +498,8 @@ static void test_a_silent_stage_is_missed_while_its_letters_are_queued(void **st
     assert_says(s.leader_says, "s waited");
 }
 
-/* Stage 0 takes its time with what has come, and both wait for each other in turn for longer than the deadline in all:
-   nobody is missed. */
+/* Stage 0 is slow to answer, and the two sides wait for each other in turn for longer than the deadline in all: neither
+   is reported as missing. */
 static carry_status takes_its_time(scene *s, carry_comm *comm, carry_link *link) {
     carry_message message;
     for (uint64_t i = 0; i < 2; i++) {
@@ -524,8 +524,9 @@ static void test_ends_that_take_turns_do_not_miss_each_other(void **state) {
     assert_int_equal(s.worker, CARRY_OK);
 }
 
-/* What the other end sent before it left is delivered, in order, although a send to it can no longer arrive; only what
-   it did not send is reported. Rank 1 sends three messages without bytes, which arrive as soon as rank 0 looks. */
+/* Messages that the other end sent before it left are delivered, in order, although a send to it can no longer arrive.
+   Only the messages after them are reported as missing. Rank 1 sends three messages without bytes, which arrive as soon
+   as rank 0 looks. */
 static carry_status last_letters_rank(void *user, carry_comm *comm) {
     static const carry_message_kind kinds[3] = {CARRY_MESSAGE_PULSE, CARRY_MESSAGE_ABOUT, CARRY_MESSAGE_REFUSAL};
     const bool is_poll_first = *(bool *)user;
@@ -545,7 +546,7 @@ static carry_status last_letters_rank(void *user, carry_comm *comm) {
     int byte;
     bool there;
     TRY(carry_irecv(comm, &never, &byte, sizeof byte, 1, 9));
-    TRY(carry_link_tell(link, CARRY_MESSAGE_PULSE, "unread", 6)); /* still on its way when rank 1 leaves */
+    TRY(carry_link_tell(link, CARRY_MESSAGE_PULSE, "unread", 6)); /* still in transit when rank 1 leaves */
     TRY(carry_link_poll(link, &there));
     while (carry_comm_peek(&never) == 0) {
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);

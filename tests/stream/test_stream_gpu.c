@@ -1,6 +1,6 @@
-/* A generator on every device but the CPU, against the CPU: the latents of a stream whose ring wraps, with a cut, a
-   prompt that changes and steps that change. What is replayed as a graph is the same bits as what is not. Skipped where
-   there is no such device. */
+/* A generator on every device except the CPU, against the CPU: the latents of a stream whose ring wraps, with a cut, a
+   changing prompt and a changing number of steps. Replayed graphs give the same bits as direct launches. Skipped
+   without such a device. */
 /* labels: gpu */
 #include "stream_support.h"
 
@@ -53,13 +53,13 @@ static carry_envelope envelope(fixture *f, int k, int64_t *steps, int count) {
                             .steps = carry_view_1d(steps, CARRY_I64, count)};
 }
 
-/* A head of 128 and a longer text, of which a prompt has few rows: cross-attention of another kind on GPUs (dit_few.c).
- */
+/* A head of 128 and a longer text, of which a prompt uses few rows: another cross-attention kernel on GPUs
+   (dit_few.c). */
 static bool has_long_text;
-/* A rank of two has 32 columns of q, k and v: multiples of 16, so that the three are one product on GPUs. */
+/* One of two ranks has 32 columns each of q, k and v: multiples of 16, so that the three are one product on GPUs. */
 static bool has_one_product;
 
-/* narrow: of weights that are kept in 16 bits alone; their start values are made on the device. */
+/* narrow: weights are stored only in 16 bits, and initialized on the device. */
 static carry_status run_on(carry_ctx *ctx, carry_comm *mesh, int device, carry_dtype dtype, bool narrow, bool no_graphs,
                            uint16_t out[CALLS][COUNT], carry_dit_counts *counts) {
     carry_dit_config config = small_stream().config;
@@ -176,7 +176,7 @@ static void test_replayed_graphs_give_the_same_bits(void **state) {
 
 enum { BATCH = 3 };
 
-/* A stream batch, with a cut: envelopes have the steps of the chunks in it, and a clean pass once it is full. */
+/* A stream batch, with a cut: envelopes have the steps of the chunks in it, and a clean pass once the batch is full. */
 static void run_batch(carry_ctx *ctx, int device, carry_dtype dtype, bool no_graphs, uint16_t out[CALLS][COUNT]) {
     const carry_dit_config config = small_stream().config;
     fixture *f = made(ctx);
@@ -230,7 +230,7 @@ static void test_stream_batches_equal_the_cpu_and_their_graphs(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* Two ranks, threads that share the device, or of the CPU. */
+/* Two ranks as threads that share the device, or that run on the CPU. */
 typedef struct pair {
     int device;
     carry_dtype dtype;

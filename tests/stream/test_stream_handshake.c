@@ -1,10 +1,11 @@
-/* The handshake: ranks that agree go on; where one differs all of them end alike, with the difference by rank. */
+/* The handshake: ranks that agree continue; if one differs, all end with the same error, which names the difference and
+   the rank. */
 #include "comm_support.h"
 
 #include "stream/handshake.h"
 
 typedef struct meeting {
-    int odd; /* the rank that differs; below 0: none */
+    int odd; /* the rank that differs; below 0: no rank */
     void (*change)(carry_handshake *mine);
     bool with_stage; /* rank 0 has no weights */
     carry_status seen[RANKS];
@@ -31,7 +32,7 @@ static carry_status meet(void *user, carry_comm *comm) {
     }
     m->seen[rank] = carry_handshake_run(comm, &mine);
     (void)snprintf(m->message[rank], 512, "%s", carry_ctx_error(carry_comm_ctx(comm)));
-    /* The communicator has not ended: whoever was refused can still say so together. */
+    /* A refusal does not end the communicator: the ranks can still report it together. */
     TRY(carry_barrier(comm));
     return CARRY_OK;
 }
@@ -100,7 +101,7 @@ static const struct {
     {change_depth, "rank 2 has a depth of 1, rank 0 has 2"},
     {change_build, "rank 2 has build 'another one, whose description is longer than there is room for', rank 0 has "
                    "'this one'"},
-    /* Rank 0 is stage 0 and has no weights: the lowest that has is rank 1. */
+    /* Rank 0 is stage 0 and has no weights: the lowest rank with weights is rank 1. */
     {change_weights, "rank 2 has common weights 000000000000beee, rank 1 has 000000000000beef"},
 };
 

@@ -1,11 +1,11 @@
-/* The hub: who is slow misses frames of its own and nobody else's; what a cut forgot is never given out again; memory
-   does not grow, whoever comes and goes. */
+/* The hub: a slow viewer misses its own frames and delays no other; frames from before a cut are never given out again;
+   memory does not grow as viewers come and go. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include <stdio.h> /* jpeglib.h needs it and does not say so */
+#include <stdio.h> /* jpeglib.h needs FILE and does not include it */
 
 #include <jpeglib.h>
 
@@ -17,7 +17,8 @@
 #define WIDTH 37 /* no multiple of a JPEG block */
 #define HEIGHT 23
 #define PIXELS ((size_t)3 * WIDTH * HEIGHT)
-#define ALIVE_SPARES 41 /* what a hub may keep beside frames in the ring and in hands: 40, and one being encoded */
+#define ALIVE_SPARES \
+    41 /* frames that a hub may keep beside those in the ring and those held: 40, and one being encoded */
 
 typedef struct fixture {
     carry_ctx *ctx;
@@ -103,8 +104,8 @@ static void test_a_frame_is_the_picture_and_strange_values_are_black_or_white(vo
         memset(rgb, 0xA5, sizeof rgb);
         decode(&frame, rgb);
         for (size_t p = 0; p < WIDTH * HEIGHT; p++) {
-            /* Quality 90 quantises a smooth picture in steps of up to 24 of 255 per coefficient: half of that, and the
-               colour conversion's own rounding, for each. */
+            /* Quality 90 quantises a smooth picture in steps of up to 24 of 255 per coefficient. Half a step is
+               allowed, and the rounding of the colour conversion. */
             float blue = 255.0F * (1.0F - (float)(p / WIDTH) / HEIGHT);
             if (abs(rgb[3 * p] - cases[c].byte) > 14 || abs(rgb[3 * p + 1] - 64) > 14 ||
                 fabsf((float)rgb[3 * p + 2] - blue) > 20.0F) {
@@ -151,7 +152,7 @@ static void test_a_slow_viewer_skips_to_the_newest_and_others_miss_nothing(void 
     assert_int_equal(figures.frames, 305);
     carry_hub_leave(slow);
     carry_hub_leave(fast);
-    carry_hub_figures(f.hub, &figures); /* what it missed is remembered when it has gone */
+    carry_hub_figures(f.hub, &figures); /* the dropped frames of a viewer that left are still counted */
     assert_int_equal(figures.viewer_dropped, 300 - slow_taken);
     assert_int_equal(figures.viewers, 0);
     finish(&f);
@@ -168,8 +169,8 @@ static void test_a_cut_forgets_older_frames_and_refuses_them_later(void **state)
     assert_non_null(copy);
     memcpy(copy, held.bytes, held.size);
     carry_hub_cut(f.hub, 4);
-    publish(&f, 40, 3);                               /* late results of before the cut */
-    assert_memory_equal(copy, held.bytes, held.size); /* what is being sent stays whole */
+    publish(&f, 40, 3);                               /* late results from before the cut */
+    assert_memory_equal(copy, held.bytes, held.size); /* a frame that is being sent stays intact */
     free(copy);
     assert_false(carry_viewer_take(viewer, &frame));
     carry_viewer *late = join(&f);
@@ -179,7 +180,7 @@ static void test_a_cut_forgets_older_frames_and_refuses_them_later(void **state)
     assert_int_equal(frame.cache_epoch, 4);
     assert_true(carry_viewer_take(late, &frame));
     assert_int_equal(frame.cache_epoch, 4);
-    carry_hub_cut(f.hub, 2); /* an older cut is none */
+    carry_hub_cut(f.hub, 2); /* a cut older than the current one has no effect */
     assert_true(carry_viewer_take(viewer, &frame));
     publish(&f, 1, 9); /* a newer epoch is a cut by itself */
     publish(&f, 1, 8);
@@ -207,7 +208,7 @@ static void test_an_epoch_that_is_no_cut_follows_what_waits(void **state) {
         assert_int_equal(frame.number, n);
         assert_int_equal(frame.cache_epoch, n < 5 ? 3 : 4);
     }
-    carry_hub_follow(f.hub, 2); /* an older one is none */
+    carry_hub_follow(f.hub, 2); /* an older epoch has no effect */
     publish(&f, 1, 4);
     assert_true(carry_viewer_wait(viewer, SUPPORT_PATIENCE));
     carry_hub_leave(viewer);
@@ -284,11 +285,11 @@ static void test_memory_is_flat_however_long_it_runs(void **state) {
         most = carry_hub_alive(f.hub) > most ? carry_hub_alive(f.hub) : most;
         carry_hub_leave(comes);
     }
-    assert_true(most <= CARRY_HUB_FRAMES + 2); /* one in a hand, one being encoded */
+    assert_true(most <= CARRY_HUB_FRAMES + 2); /* one held by a viewer, one being encoded */
     finish(&f);
 }
 
-/* Only what cannot depend on how busy the machine is: nothing comes before its time. */
+/* Tests only what a busy machine cannot change: no frame comes before its time. */
 static void test_a_burst_is_released_at_the_pace(void **state) {
     (void)state;
     const double fps = 50.0;
@@ -307,7 +308,7 @@ static void test_a_burst_is_released_at_the_pace(void **state) {
         }
     }
     assert_true(carry_hub_next_release(f.hub) < 0.0);
-    publish(&f, 5, 1); /* a cut: at once, and what waited is forgotten */
+    publish(&f, 5, 1); /* a cut shows at once, and frames that waited are forgotten */
     carry_hub_cut(f.hub, 2);
     publish(&f, 1, 2);
     carry_frame frame;
@@ -338,7 +339,7 @@ static void test_frames_faster_than_the_pace_do_not_pile_up(void **state) {
     finish(&f);
 }
 
-/* The time of a pause is not the time of a chunk: what follows is not shown more slowly for it. */
+/* A pause does not count as the time of a chunk: the frames after it are not shown more slowly. */
 static void test_a_pause_does_not_slow_what_follows(void **state) {
     (void)state;
     const double fps = 10.0;
@@ -349,7 +350,7 @@ static void test_a_pause_does_not_slow_what_follows(void **state) {
         }
         if (chunk == 0) {
             carry_hub_set_figures(f.hub, &(carry_stream_figures){.paused = true});
-            (void)usleep(800000); /* taken for a chunk's time, it would make the interval 0.15 s */
+            (void)usleep(800000); /* counted as a chunk's time, it would make the interval 0.15 s */
         }
     }
     assert_true(carry_hub_next_release(f.hub) <= 1.0 / fps);

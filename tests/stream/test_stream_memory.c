@@ -1,6 +1,6 @@
 /* The GPU's memory runs out while a stream generates, at any launch of a chunk: the stream ends with that reason, all
-   memory is given back, and a stream with a smaller window works after it. On the emulated GPU, which can be told to
-   have no memory; skipped elsewhere. */
+   memory is freed, and a stream with a smaller window works after it. Runs on the emulated GPU, whose memory can be
+   limited; skipped elsewhere. */
 /* labels: gpu */
 #include "stream_support.h"
 
@@ -60,7 +60,7 @@ static void test_memory_that_runs_out_ends_the_stream_and_is_given_back(void **s
             assert_non_null(strstr(s.message, "out of memory"));
             assert_int_equal(s.status[ranks - 1], CARRY_EMEMORY);
             assert_true(s.figures.chunks >= FULL_AT && s.figures.chunks < 8);
-            assert_true(s.frames >= (int)s.figures.chunks * (int)s.options.chunk); /* all that was made was shown */
+            assert_true(s.frames >= (int)s.figures.chunks * (int)s.options.chunk); /* all generated frames were shown */
             assert_ok(ctx, carry_device_memory(ctx, &after, &total, 1));
             assert_int_equal(after, before);
             s.options.window = 3;

@@ -18,7 +18,7 @@ static void add(carry_overlap *overlap, double t0, double t1, double period) {
     carry_overlap_add(overlap, &(carry_chunk_times){.stage0 = t0, .stage1 = t1, .period = period});
 }
 
-/* Chunks that do not count: the first 10. */
+/* Adds the first 10 chunks, which do not count. */
 static void warm_up(carry_overlap *overlap) {
     for (int i = 0; i < CARRY_OVERLAP_WARMUP; i++) {
         add(overlap, 100, 100, 1);
@@ -53,8 +53,8 @@ static void test_one_when_the_slower_stage_sets_the_pace_zero_when_they_take_tur
     assert_true(score_with_period(5) == 0);
     assert_true(score_with_period(4) == 0.5);
     assert_true(score_with_period(4.5) == 0.25);
-    assert_true(score_with_period(50) == 0);     /* slower than in turns: nothing hidden, never below 0 */
-    assert_true(score_with_period(2.5) == 1.25); /* what was measured is told */
+    assert_true(score_with_period(50) == 0);     /* slower than without overlap: nothing hidden, never below 0 */
+    assert_true(score_with_period(2.5) == 1.25); /* the measured value, not clamped to 1 */
 }
 
 static void test_the_gate_is_at_0_30(void **state) {
@@ -77,7 +77,7 @@ static void test_the_first_ten_chunks_do_not_count(void **state) {
         add(overlap, 7, 9, 9);
         s = read_all(overlap);
         assert_true(s.chunks == i + 1 && s.counted == 0 && isnan(s.score) && !s.passes);
-        assert_true(s.stage0 == 7 && s.stage1 == 9); /* there is something to show all the same */
+        assert_true(s.stage0 == 7 && s.stage1 == 9); /* the times of the stages are shown all the same */
         assert_true(i == 0 ? isnan(s.period) : s.period == 9);
     }
     add(overlap, 2, 3, 5);
@@ -92,7 +92,7 @@ static void test_medians_of_odd_and_even_counts(void **state) {
     warm_up(overlap);
     /* t0 = t1 = 1: the score of a chunk is 2 - period: 1/8, 7/8, 1/2, 3/4. */
     const double period[] = {1.875, 1.125, 1.5, 1.25};
-    const double score[] = {0.125, 0.5, 0.5, 0.625}; /* of the first, of two, three, four */
+    const double score[] = {0.125, 0.5, 0.5, 0.625}; /* median of the first one, two, three, four scores */
     for (int i = 0; i < 4; i++) {
         add(overlap, 1, 1, period[i]);
         assert_true(read_all(overlap).score == score[i]);
@@ -131,7 +131,7 @@ static void test_times_that_are_none_do_not_count(void **state) {
     add(overlap, 0, 0, 0);
     carry_overlap_summary s = read_all(overlap);
     assert_true(s.counted == 1 && s.score == 1 && s.passes && s.stage0 == 2 && s.period == 3);
-    /* A part that was not measured leaves the others alone. */
+    /* A part that was not measured does not affect the others. */
     carry_overlap_add(overlap, &(carry_chunk_times){
                                    .stage0 = 2, .stage1 = 3, .period = 3, .decode = NAN, .idle = 0.5, .denoise = 2.5});
     s = read_all(overlap);
@@ -164,7 +164,7 @@ static int by_value(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-/* Over the newest 4096, compared with sorting. */
+/* The medians over the newest 4096, compared with a sort. */
 static void test_medians_are_those_of_the_newest(void **state) {
     (void)state;
     enum { TOTAL = CARRY_OVERLAP_KEPT + 1777 };

@@ -1,4 +1,4 @@
-/* The pipeline: whatever the topology and the depth of its queues, the same pictures; cuts, pauses, ends. */
+/* The pipeline: the same pictures for every topology and depth of its queues; cuts, pauses, ends. */
 #include "stream_support.h"
 
 #include <math.h>
@@ -27,7 +27,8 @@ static void run_or_fail(stream *s) {
     }
 }
 
-/* With the same number of ranks in the mesh: bit for bit, since envelopes and generator are the same. */
+/* With the same number of ranks in the mesh the pictures are equal bit for bit, since envelopes and generator are the
+   same. */
 static void test_a_stage_of_its_own_gives_the_same_pictures(void **state) {
     (void)state;
     static const carry_recompute modes[] = {CARRY_RECOMPUTE_OFF, CARRY_RECOMPUTE_ANCHOR, CARRY_RECOMPUTE_LATENT};
@@ -75,7 +76,7 @@ static void test_the_depth_of_queues_changes_nothing_but_time(void **state) {
     }
 }
 
-/* Chunks of a stream that was cut have the epoch of the cut or none: what was under way is dropped and counted. */
+/* After a cut only chunks of the new epoch are shown: those under way are dropped and counted. */
 static void test_a_cut_drops_what_is_stale(void **state) {
     (void)state;
     for (int ranks = 1; ranks <= 3; ranks++) {
@@ -101,7 +102,8 @@ static void test_a_cut_drops_what_is_stale(void **state) {
     }
 }
 
-/* From the change to the first frame of a chunk that has it: none before it, and not longer than the stream. */
+/* The time from a change of the prompt to the first frame of a chunk that has it: 0 without a change, and never longer
+   than the stream. */
 static void test_the_time_to_show_a_prompt_is_told(void **state) {
     (void)state;
     for (int ranks = 1; ranks <= 2; ranks++) {
@@ -118,8 +120,7 @@ static void test_the_time_to_show_a_prompt_is_told(void **state) {
     }
 }
 
-/* 1024 frames have a position: then the stream cuts by itself, when all that was under way has been shown, and goes
-   on. */
+/* There are positions for 1024 frames. Then the stream shows all chunks under way, cuts by itself and goes on. */
 static void test_positions_run_out(void **state) {
     (void)state;
     for (int ranks = 1; ranks <= 2; ranks++) {
@@ -152,7 +153,7 @@ static bool has_same_frames(const stream *a, const stream *b) {
     return a->frames == b->frames && memcmp(a->digest, b->digest, (size_t)a->frames * sizeof *a->digest) == 0;
 }
 
-/* A still video gets all of the noise, whatever --motion is; one that moves gets less. */
+/* A still video gets the full noise, whatever --motion is; a moving one gets less. */
 static void test_motion_takes_noise_from_video_that_moves(void **state) {
     (void)state;
     static stream still, still_adapted, moving, moving_adapted;
@@ -197,7 +198,7 @@ static void write_lora(const char *path, const carry_dit_config *config) {
     carry_ctx_free(ctx);
 }
 
-/* Chunks before the switch are those without a LoRA, those after it are not, on any topology. */
+/* Chunks before the switch equal those without a LoRA, chunks after it do not, on every topology. */
 static void test_a_lora_is_switched_between_chunks(void **state) {
     (void)state;
     static stream plain, alone, apart, mesh;
@@ -232,7 +233,7 @@ static void test_a_lora_is_switched_between_chunks(void **state) {
     (void)unlink(path);
 }
 
-/* While stage 0 waits for its pace, the mesh waits for stage 0. */
+/* While stage 0 waits for the time of its next frame, the mesh waits for stage 0. */
 static void test_a_pace_that_outlasts_the_deadline_is_refused(void **state) {
     (void)state;
     static stream s;
@@ -251,7 +252,7 @@ static void test_it_stops_between_chunks(void **state) {
         s.options.with_stage = ranks > 1;
         s.options.chunks = 0;
         run_or_fail(&s);
-        assert_true(s.shown >= 4 && s.shown <= 6); /* what was under way is shown */
+        assert_true(s.shown >= 4 && s.shown <= 6); /* chunks that were under way are shown */
         assert_string_equal(s.figures.state, "ended");
     }
 }
@@ -260,15 +261,16 @@ static void rest(double seconds) {
     nanosleep(&(struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = (long)(fmod(seconds, 1.0) * 1e9)}, NULL);
 }
 
-/* Paused for longer than the deadline: stage 0 tells the mesh that it is there, and gets an answer. */
+/* Paused for longer than the deadline: stage 0 sends the mesh heartbeats and gets answers. */
 static carry_status paused_rank(void *user, carry_comm *comm) {
     stream *s = user;
-    if (carry_comm_rank(comm) == carry_comm_size(comm) - 1) { /* not a rank of the pipeline: it presses the button */
+    if (carry_comm_rank(comm) ==
+        carry_comm_size(comm) - 1) { /* this rank is not part of the pipeline: it ends the pause */
         carry_comm *part;
         carry_control_state now = {.paused = false};
         TRY(carry_comm_split(comm, &part, -1, 0));
         for (const double start = carry_seconds(); !now.paused && carry_seconds() - start < world.deadline / 2;) {
-            rest(0.01); /* asked too early, the end of the pause would be lost */
+            rest(0.01); /* set too early, the end of the pause would be lost */
             carry_controls_read(s->controls, &now);
         }
         rest(8.0);
@@ -349,7 +351,8 @@ static void test_bad_options_are_refused_with_what_would_do(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* Ranks that were given different options end with the difference, by rank, before anything is generated. */
+/* Ranks with different options end with an error that names the difference and the rank, before they generate
+   anything. */
 static carry_status differing_rank(void *user, carry_comm *comm) {
     stream *s = user;
     carry_pipeline_options options = s->options;
@@ -372,7 +375,7 @@ static void test_ranks_that_differ_are_told_by_rank(void **state) {
     assert_int_equal(s.frames, 0);
 }
 
-/* The guards: a collective of a group that this rank has no part in fails at once, by name. */
+/* Guards: a collective of a group that this rank does not belong to fails at once, with the name of the group. */
 static carry_status guarded_rank(void *user, carry_comm *comm) {
     (void)user;
     carry_pipeline_groups groups;
@@ -402,7 +405,7 @@ static carry_status guarded_rank(void *user, carry_comm *comm) {
     }
     EXPECT(comm, carry_seconds() - began < world.deadline / 2, "at once");
     carry_pipeline_end(&groups);
-    return carry_barrier(comm); /* and the world is whole again */
+    return carry_barrier(comm); /* the world works again */
 }
 
 static void test_a_collective_of_another_group_fails_at_once(void **state) {

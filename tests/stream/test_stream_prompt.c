@@ -1,5 +1,5 @@
-/* How soon a prompt is seen: one that comes while a chunk is denoised is that of the steps which are left, at least of
-   the last; the first chunk that is begun after it has it from its first step. On every device. */
+/* How soon a prompt is visible: a prompt that arrives while a chunk is denoised applies to the remaining steps, at
+   least to the last; the next chunk has it from its first step. On every device. */
 /* labels: gpu */
 #include "stream_support.h"
 
@@ -11,7 +11,7 @@
 
 enum { H = 4, W = 6, FRAMES = 2, COUNT = 16 * FRAMES * H * W, STEPS = 3, CHUNKS_RUN = 3, TEXT = 4 * 16 };
 
-/* A prompt that comes at the n-th time the generator asks, counted from the start of chunk 1. */
+/* A prompt that arrives at the n-th time the generator asks for one, counted from the start of chunk 1. */
 typedef struct visitor {
     uint16_t *text;
     int at, asked;
@@ -28,8 +28,8 @@ typedef struct latents {
     bool is_again;
 } latents;
 
-/* Chunks 0 to 2 under the first text; chunk 1 gets the second: late, at the `at`-th question; below 0: with its
-   envelope; above STEPS: never. */
+/* Generates chunks 0 to 2 with the first text. Chunk 1 gets the second text at the `at`-th question; if `at` is below
+   0, with its envelope; if above STEPS, never. */
 static void generate(carry_ctx *ctx, int device, int at, latents *out) {
     const carry_dit_config config = small_stream().config;
     static uint16_t text[2][TEXT], noise[COUNT];
@@ -74,7 +74,7 @@ static void generate(carry_ctx *ctx, int device, int at, latents *out) {
                                   .steps = carry_view_1d(steps, CARRY_I64, STEPS)};
         carry_generator_set_late(g, k == 1 ? visit : NULL, &v);
         assert_ok(ctx, carry_generator_run(g, &result, &times, &e));
-        assert_int_equal(result.observed_generator_calls, STEPS + 1); /* a step that is done again is not one more */
+        assert_int_equal(result.observed_generator_calls, STEPS + 1); /* a repeated step does not count again */
         memcpy(out->chunk[k], result.latents_out.data, sizeof out->chunk[k]);
         if (k == 1) {
             out->is_again = carry_generator_did_again(g);
@@ -107,7 +107,7 @@ static void test_a_late_prompt_is_that_of_the_steps_which_are_left(void **state)
         assert_true(same(&late[0], &with_envelope, 2));
         assert_false(same(&late[1], &with_envelope, 1));
         assert_false(same(&late[2], &late[1], 1));
-        assert_true(same(&late[STEPS], &late[STEPS - 1], 1)); /* after the last step: that step again */
+        assert_true(same(&late[STEPS], &late[STEPS - 1], 1)); /* after the last step: that step is repeated */
         assert_true(same(&late[STEPS], &late[STEPS - 1], 2));
     }
     carry_ctx_free(ctx);
@@ -150,8 +150,8 @@ static void post_envelope(carry_ctx *ctx, carry_link *stage, int k, uint16_t *te
     assert_ok(ctx, carry_link_send(stage, CARRY_MESSAGE_ENVELOPE, size));
 }
 
-/* Two chunks of a mesh of one. The second has the last text of `late` from its start: with its envelope, or as the
-   newest of several that came behind it. How many conditionings the mesh says it has had. */
+/* Runs two chunks on a mesh of one rank. The second has the last text from its start: in its envelope, or as the newest
+   of several messages behind it. Returns the number of conditionings that the mesh reports. */
 static uint64_t lead(carry_ctx *ctx, bool is_late, uint16_t latents_out[COUNT]) {
     enum { MOST = 1 << 16 };
     const carry_dit_config config = small_stream().config;
@@ -221,7 +221,7 @@ static void run_or_fail(stream *s) {
     }
 }
 
-/* The first frame whose picture differs from that of a stream whose prompt did not change. */
+/* The index of the first frame that differs between two streams. */
 static int first_difference(const stream *a, const stream *b) {
     int i = 0;
     assert_int_equal(a->frames, b->frames);
@@ -231,9 +231,8 @@ static int first_difference(const stream *a, const stream *b) {
     return i;
 }
 
-/* Asked for when chunk 2 has been shown. One rank begins the next chunk only then, so chunk 3 has it; where a mesh
-   works beside stage 0 chunk 3 may have been finished by then, and chunk 4 has it. Never later, whatever the depth up
-   to 2. */
+/* The prompt is sent when chunk 2 has been shown. One rank begins the next chunk only then, so chunk 3 has it. Where a
+   mesh works beside stage 0, chunk 3 may be finished by then, and chunk 4 has it. Never later, for depths up to 2. */
 static void test_the_next_chunk_shows_a_prompt(void **state) {
     (void)state;
     for (int ranks = 1; ranks <= 3; ranks++) {
@@ -257,8 +256,8 @@ static void test_the_next_chunk_shows_a_prompt(void **state) {
     }
 }
 
-/* Prompts that change with every frame: at any step of a chunk, and several times in one. Ranks of the mesh compare
-   their results after every chunk. */
+/* Prompts that change with every frame: at any step of a chunk, and several times in one chunk. The ranks of the mesh
+   compare their results after every chunk. */
 static carry_status change_always(void *user, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch) {
     stream *s = user;
     char json[64];

@@ -1,5 +1,5 @@
-/* A recording read back: every frame where the index says, the header true at every moment, a full file continued in
-   the next, a full disk an end with an error message. */
+/* A recording read back: every frame is where the index says, the header is correct at every moment, a full file
+   continues in the next, and a full disk ends it with an error message. */
 #include <math.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -28,10 +28,10 @@ static uint32_t word(const unsigned char *at) {
     return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
-/* What a player sees. */
+/* The contents of a file as a player reads them. */
 typedef struct reading {
-    size_t length, end;             /* of the file; of its RIFF chunk as the header says */
-    uint32_t frames, index, walked; /* as the header, the index and the list itself say */
+    size_t length, end;             /* bytes of the file; end of its RIFF chunk according to the header */
+    uint32_t frames, index, walked; /* according to the header, the index and the list itself */
     double rate;
     int width, height;
 } reading;
@@ -85,7 +85,7 @@ static reading read_back(carry_ctx *ctx, const char *path) {
     return r;
 }
 
-/* A frame of any bytes: the file does not look into it. */
+/* A frame of arbitrary bytes: the recorder does not parse them. */
 static void fill(unsigned char *bytes, size_t size, unsigned seed) {
     for (size_t i = 0; i < size; i++) {
         bytes[i] = (unsigned char)(seed * 31 + i * 7);
@@ -130,7 +130,7 @@ static void test_a_killed_run_leaves_a_file_with_what_was_there_a_second_before(
         unsigned char bytes[333];
         fill(bytes, sizeof bytes, 1);
         if (carry_avi_new(ctx, &avi, path, WIDTH, HEIGHT, 20.0, CARRY_AVI_LIMIT) == CARRY_OK) {
-            for (int i = 0; i < 30; i++) { /* 1.5 s, so that a header is written on the way */
+            for (int i = 0; i < 30; i++) { /* 1.5 s, so that a header is written in between */
                 (void)carry_avi_write(ctx, avi, bytes, sizeof bytes, 0.05 * i);
                 (void)nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
             }
@@ -183,7 +183,7 @@ static void close_stage(stage *s) {
     carry_ctx_free(s->ctx);
 }
 
-/* A frame, and the wait until the recording has it or has ended. */
+/* Publishes a frame and waits until the recording has it or has ended. */
 static carry_film_state publish_one(stage *s, carry_film *film, uint64_t n) {
     for (size_t i = 0; i < sizeof s->pixels / sizeof s->pixels[0]; i++) {
         s->pixels[i] = (float)((i * 13 + n * 101) % 251) / 250.0F;
@@ -226,7 +226,7 @@ static void test_a_stream_is_recorded_and_a_full_file_goes_on_in_the_next(void *
     assert_ok(s.ctx, carry_film_start(s.ctx, &film, s.hub, in_folder(path, "film.avi"), 60000));
     carry_stream_figures figures;
     carry_hub_figures(s.hub, &figures);
-    assert_int_equal(figures.viewers, 0); /* nobody looks */
+    assert_int_equal(figures.viewers, 0); /* no viewers */
     for (uint64_t n = 0; n < 60; n++) {
         seen = publish_one(&s, film, n);
         assert_false(seen.ended);

@@ -1,5 +1,5 @@
-/* Stage 0 against a leader that errs: a result is shown only if it is the one that was asked for, made by as many
-   calls, finite and whole. Rank 1 is a script that answers every envelope with zeros. */
+/* Stage 0 against a leader that errs: a result is shown only if it is the one that was asked for, took the right number
+   of calls, and is finite and complete. Rank 1 is a script that answers every envelope with zeros. */
 #include "stream_support.h"
 
 #include "stream/link.h"
@@ -115,7 +115,7 @@ static carry_status answer(carry_comm *comm, carry_link *link, const carry_envel
     }
     TRY(carry_link_tell(link, CARRY_MESSAGE_ABOUT, &about, sizeof about));
     TRY(carry_link_slot(link, &room));
-    /* The sender's own check would refuse some of it. */
+    /* The sender's own check would refuse some of these results. */
     const carry_status status = carry_result_encode(carry_comm_ctx(comm), room, carry_link_capacity(link), &size, &r);
     EXPECT(comm, status == CARRY_OK, "%s", carry_ctx_error(carry_comm_ctx(comm)));
     if (wrong != NULL && wrong->damage != NULL) {

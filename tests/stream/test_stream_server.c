@@ -1,5 +1,5 @@
-/* The server as it is meant to be used: routes, controls, metrics, viewers, tokens, recordings. What it is not meant
-   for is in test_stream_server_abuse.c. */
+/* The server in normal use: routes, controls, metrics, viewers, tokens, recordings. Misuse is in
+   test_stream_server_abuse.c. */
 #include <math.h>
 #include <sys/resource.h>
 
@@ -13,7 +13,7 @@ static void test_every_route_answers(void **state) {
     assert_reply(ask_for(s.port, "GET", "/frame.jpg", "", NULL), 503, "there is no frame yet");
     site_publish(&s, 0);
     assert_reply(ask_for(s.port, "GET", "/healthz", "", NULL), 200, "\"healthy\":true");
-    /* A model that takes a minute for a chunk is not ill between the first and the second. */
+    /* A model that takes a minute for a chunk stays healthy between its first and second chunk. */
     assert_reply(ask_for(s.port, "GET", "/healthz", "", NULL), 200, "\"quiet_s\":10}");
     carry_hub_set_figures(s.hub, &(carry_stream_figures){.overlap.period = NAN, .last = {.stage0 = 10, .stage1 = 50}});
     assert_reply(ask_for(s.port, "GET", "/healthz", "", NULL), 200, "\"quiet_s\":180}");
@@ -141,7 +141,7 @@ static void test_controls_act_or_are_refused_with_an_error_message(void **state)
     assert_non_null(strstr((char *)m.bytes, "noise"));
     ws_hear_kind(viewer, 1, &m); /* the state that follows has the change */
     assert_non_null(strstr((char *)m.bytes, "\"pause\": true"));
-    /* Two messages in one packet, masked with zeros: what was wrong with the first is told. */
+    /* Two messages in one packet, masked with zeros: the error of the first is reported. */
     static const unsigned char both[] = "\x81\x8d\0\0\0\0{\"noise\": -1}\x81\x8b\0\0\0\0{\"seed\": 9}";
     assert_true(say(viewer, both, sizeof both - 1));
     ws_hear_answer(viewer, &m);
@@ -219,7 +219,7 @@ static void test_a_viewer_gets_frames_and_none_of_before_a_cut(void **state) {
         epoch = of;
     }
     assert_int_equal(last, 59);
-    /* Many frames that nobody reads, a cut, one frame: the newest comes, and after it nothing older. */
+    /* Many frames are not read, then a cut and one more frame: the newest comes, and nothing older after it. */
     for (int i = 0; i < 25; i++) {
         site_publish(&s, 2);
     }
@@ -227,7 +227,7 @@ static void test_a_viewer_gets_frames_and_none_of_before_a_cut(void **state) {
     site_publish(&s, 3);
     do {
         ws_hear_kind(viewer, 2, &m);
-    } while (little64(m.bytes + 16) < 3); /* those that were under way before the cut */
+    } while (little64(m.bytes + 16) < 3); /* frames that were being sent before the cut */
     assert_int_equal(little64(m.bytes), s.published - 1);
     (void)close(viewer);
     site_close(&s);
@@ -291,7 +291,7 @@ static void test_addresses_and_ports_that_cannot_be_had_are_refused(void **state
         assert_refused(s.ctx, CARRY_EARGUMENT, refused[i].words,
                        carry_server_start(s.ctx, &second, &refused[i].options, s.hub, s.controls));
     }
-    assert_reply(ask_for(s.port, "GET", "/metrics", "", NULL), 200, ""); /* the first one is as it was */
+    assert_reply(ask_for(s.port, "GET", "/metrics", "", NULL), 200, ""); /* the first server is not affected */
     int port = s.port;
     carry_server_stop(s.server); /* the port is free at once, though connections were open */
     assert_ok(s.ctx, carry_server_start(s.ctx, &s.server, &(carry_server_options){.port = port}, s.hub, s.controls));
@@ -364,7 +364,8 @@ static void test_a_recording_is_started_and_stopped(void **state) {
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* A disk that is full while a viewer records: the state says so, and so does the answer to who stops it. */
+/* A disk that fills while a viewer records: the state reports it, and so does the answer to the request that stops
+   it. */
 static void test_a_recording_that_ended_is_told_to_who_stops_it(void **state) {
     (void)state;
     site s;

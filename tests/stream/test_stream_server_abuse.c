@@ -1,9 +1,9 @@
-/* The server as it is not meant to be used: malformed, oversized, slow, too many, from elsewhere. Each time it is
-   bounded, and the others are served on. */
+/* The server under misuse: malformed, oversized, slow, too many and foreign requests. Each time its use of resources is
+   bounded, and other clients are still served. */
 #include "core/rng.h"
 #include "stream_server_support.h"
 
-/* Others are served as if nothing had happened. */
+/* Other clients are served as before. */
 static void check_service(site *s) {
     site_publish(s, 0);
     assert_reply(ask_for(s->port, "GET", "/healthz", "", NULL), 200, "\"healthy\":true");
@@ -72,8 +72,8 @@ static void test_malformed_requests_are_refused_with_an_error_message(void **sta
     site_close(&s);
 }
 
-/* Good requests with a few bytes changed, cut out or put in, alone or one behind the other, in one piece or two; and
-   messages of a WebSocket treated the same way. Whatever the answer is, the next one is served. */
+/* Valid requests with a few bytes changed, removed or inserted, alone or several in sequence, in one piece or two; and
+   WebSocket messages changed the same way. Whatever the answer is, the next request is served. */
 static size_t mutate(char *text, size_t length, size_t room, uint64_t seed) {
     carry_words dice = carry_philox(11, seed, 0);
     for (unsigned i = 0; i < dice.word[0] % 6 && length > 2; i++) {
@@ -171,12 +171,11 @@ static void test_oversized_and_wrong_messages_close_that_viewer(void **state) {
     (void)close(viewer);
     viewer = ws_join(s.port);
     (void)ws_say(viewer, 1, true, sizeof large, large, sizeof large);
-    int code =
-        ws_hear_close(viewer); /* it may be gone before it is read: bytes that were not read reset a connection */
+    int code = ws_hear_close(viewer); /* the close message may be lost: unread bytes reset the connection */
     assert_true(code == 1009 || code == 0);
     (void)close(viewer);
     viewer = ws_join(s.port);
-    bool heard = true; /* in pieces, none of them large */
+    bool heard = true; /* fragments, none of them large */
     for (int i = 0; i < 300 && heard; i++) {
         heard = ws_say(viewer, i == 0 ? 1 : 0, false, 1024, large, 1024);
     }
@@ -196,7 +195,7 @@ static void test_oversized_and_wrong_messages_close_that_viewer(void **state) {
         (void)ws_hear_close(viewer); /* it ends */
         (void)close(viewer);
     }
-    /* Whoever was watching still is, and may still steer. */
+    /* The viewers from before still get frames and may still send controls. */
     static message m;
     site_publish(&s, 0);
     ws_hear_kind(watching, 2, &m);
@@ -255,11 +254,11 @@ static void test_pages_of_other_origins_and_names_are_refused(void **state) {
     }
     static carry_control_state now;
     carry_controls_read(s.controls, &now);
-    assert_int_equal(now.cuts, 1); /* the one that came from the page itself */
+    assert_int_equal(now.cuts, 1); /* the one from the page itself */
     site_close(&s);
 }
 
-/* Reads until the server hangs up; false when it does not. */
+/* Reads until the server closes the connection; false if it does not. */
 static bool hung_up_on(int from, double seconds) {
     char bytes[4096];
     for (double until = carry_seconds() + seconds; carry_seconds() < until;) {
@@ -283,7 +282,8 @@ static void test_slow_clients_are_hung_up_on_and_hold_up_nobody(void **state) {
     static message m;
     uint64_t heard = 0, number = 0;
     double began = carry_seconds();
-    /* Longer than the server's timeout, and more than the unread viewer's buffers hold (about 2 MB). */
+    /* Longer than the server's timeout, and more bytes than the buffers of a viewer that does not read hold (about 2
+       MB). */
     while (carry_seconds() - began < 8.0 || s.published < 500) {
         site_publish(&s, 0);
         ws_hear_kind(watching, 2, &m);
@@ -295,7 +295,7 @@ static void test_slow_clients_are_hung_up_on_and_hold_up_nobody(void **state) {
     assert_true(hung_up_on(silent, PATIENCE));
     assert_true(hung_up_on(halting, PATIENCE));
     assert_true(hung_up_on(bodyless, PATIENCE));
-    assert_true(hung_up_on(deaf, PATIENCE)); /* what was under way, and then the end */
+    assert_true(hung_up_on(deaf, PATIENCE)); /* the frame that was being sent, and then the end */
     assert_reply(ask_for(s.port, "GET", "/metrics", "", NULL), 200, "carry_stream_viewers 1\n");
     (void)close(silent);
     (void)close(halting);
@@ -351,7 +351,7 @@ static void test_connections_and_viewers_have_a_limit(void **state) {
     for (int i = 0; i < MANY; i++) {
         to[i] = knock(s.port);
     }
-    /* 320 at most are served; silent ones give way beyond 64. */
+    /* At most 320 connections are served; above 64, silent ones are closed. */
     for (const double until = carry_seconds() + PATIENCE; refused < MANY - 340 && carry_seconds() < until;) {
         refused = 0;
         for (int i = 0; i < MANY; i++) {

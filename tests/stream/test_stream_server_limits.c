@@ -1,5 +1,5 @@
-/* What a server holds: descriptors are given back after bursts, a process that may open no more files neither spins nor
-   goes deaf, connections that say nothing lock nobody out, and guesses of tokens are slowed down. */
+/* Limits of a server: descriptors are closed after bursts, a process that may open no more files neither spins nor
+   stops answering, silent connections block no others, and guesses of tokens are slowed down. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -83,7 +83,7 @@ static void test_silent_connections_lock_nobody_out(void **state) {
         to[i] = knock(s.port);
     }
     assert_int_equal(health_from(s.port, 2), 200);
-    assert_int_equal(health_from(s.port, 1), 200); /* the oldest silent one gives way */
+    assert_int_equal(health_from(s.port, 1), 200); /* the oldest silent one is closed */
     for (int i = 0; i < MANY; i++) {
         (void)close(to[i]);
     }
@@ -124,7 +124,7 @@ static void test_viewers_of_one_address_leave_others_in(void **state) {
     int status = 0, count = 0;
     site_open(&s, &(carry_server_options){0});
     site_publish(&s, 0);
-    for (int i = 0; i < MANY; i++) { /* they join and say nothing; beyond the limit they are refused */
+    for (int i = 0; i < MANY; i++) { /* they join and send nothing; beyond the limit they are refused */
         viewer[i] = ws_open(s.port, "/ws", "", &status);
         count += viewer[i] >= 0;
     }
@@ -132,7 +132,7 @@ static void test_viewers_of_one_address_leave_others_in(void **state) {
     for (unsigned other = 2; other < 6; other++) {
         int to = ws_upgrade(knock_from(s.port, other), s.port, "/ws", "", &status);
         assert_int_equal(status, 101);
-        ws_hear_kind(to, 2, &m); /* a frame: it is a viewer */
+        ws_hear_kind(to, 2, &m); /* it gets a frame, so it is a viewer */
         (void)close(to);
     }
     for (int i = 0; i < MANY; i++) {
@@ -159,8 +159,8 @@ static void test_a_request_must_come_within_seconds(void **state) {
     site_close(&s);
 }
 
-/* The clients are another process, which has its own descriptors: silent ones, then requests that must end in time,
-   served or hung up on. */
+/* The clients are another process with its own descriptors: silent ones, then requests that must end in time, served or
+   disconnected. */
 static int ask_while_full(int port) {
     enum { SILENT = 60 };
     static const char request[] = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -219,10 +219,10 @@ static void test_without_descriptors_it_neither_spins_nor_hangs(void **state) {
     site_close(&s);
 }
 
-/* While wrong tokens are answered with 429, the right one passes. */
+/* While wrong tokens get status 429, the right one is accepted. */
 static void assert_right_token_passes(const site *s) {
     int wrong = 0;
-    for (int tries = 0; tries < 50 && wrong != 429; tries++) { /* a guess is allowed every second */
+    for (int tries = 0; tries < 50 && wrong != 429; tries++) { /* one guess a second is allowed */
         wrong = ask_for(s->port, "GET", "/metrics", "Authorization: Bearer fedcba9876543210\r\n", NULL)->status;
         assert_reply(ask_for(s->port, "GET", "/metrics", "Authorization: Bearer 0123456789abcdef\r\n", NULL), 200, "");
     }

@@ -1,10 +1,10 @@
-/* Do the stages overlap? Both are slowed by the same wait, so that work of this machine hardly counts: the period is
-   then one stage's time where they work together, and two where they take turns. On a busy machine the waits become
-   longer until the machine's own delays no longer count. */
+/* Tests whether the stages overlap. Both are slowed by the same wait, which is much longer than their work: the period
+   is then one stage's time if they overlap, and two if they take turns. On a busy machine the waits become longer until
+   the machine's own delays no longer matter. */
 #include "stream_support.h"
 
-#define SLOW 0.03  /* seconds: some hundred times what a chunk of the small model takes */
-#define ATTEMPTS 6 /* the wait is four times as long after every second one */
+#define SLOW 0.03  /* seconds: some hundred times the time of a chunk of the small model */
+#define ATTEMPTS 6 /* the wait becomes four times as long after every second attempt */
 #define AFTER_WARM 14
 
 static carry_stream_figures measure(int depth, carry_recompute mode, int64_t context, double slow0, double slow1) {
@@ -34,8 +34,8 @@ static double longer(const carry_stream_figures *f) {
     return f->overlap.stage0 > f->overlap.stage1 ? f->overlap.stage0 : f->overlap.stage1;
 }
 
-/* Stages in turn would have a score of 0 and a period of both together, 1.6 to 1.9 times the longer: on a busy machine
-   the next chunk, which is sent when the one before it has come, may wait some milliseconds for a core. */
+/* Stages in turn would have a score of 0 and a period of both together, 1.6 to 1.9 times the longer one: on a busy
+   machine the next chunk, which is sent when the previous one has arrived, may wait some milliseconds for a core. */
 static bool overlaps(const carry_stream_figures *f) {
     return f->overlap.score >= 0.8 && f->overlap.passes && f->overlap.period <= 1.25 * longer(f);
 }
@@ -70,9 +70,9 @@ static void test_the_period_is_the_slower_stage(void **state) {
     expect(2, CARRY_RECOMPUTE_OFF, 0, SLOW / 2, SLOW, overlaps);
 }
 
-/* The context of mode latent is there with the result; that of anchor when it has been decoded, so that with the frames
-   of one chunk the mesh waits for the decoder, and with those of two chunks, whose first was decoded before, it does
-   not. */
+/* The context of mode latent is available with the result, that of mode anchor when it has been decoded. With the
+   frames of one chunk the mesh therefore waits for the decoder; with those of two chunks, the first of which was
+   decoded earlier, it does not. */
 static void test_an_anchor_couples_the_stages(void **state) {
     (void)state;
     expect(2, CARRY_RECOMPUTE_LATENT, 2, SLOW, SLOW, overlaps);

@@ -1,5 +1,5 @@
-/* Video in: what was recorded is read back, a folder in the order of its names, frames of a live source are the newest
-   and the rest is dropped, and damaged files are refused, cut or passed over. */
+/* Video input: a recording reads back the same, a folder is read in the order of its names, a live source gives its
+   newest frame and drops the others, and damaged files are refused, cut short or skipped. */
 #include "stream_support.h"
 
 #include <math.h>
@@ -39,7 +39,7 @@ static int close_folder(void **state) {
     return 0;
 }
 
-/* Frame i is grey of its own brightness: what JPEG keeps within a few levels of 255. */
+/* Frame i is grey with its own brightness, which JPEG keeps within a few levels of 255. */
 static float grey(int i) {
     return 0.08f + 0.09f * (float)i;
 }
@@ -168,7 +168,7 @@ static void test_damaged_files_are_refused_or_end(void **state) {
     free(bytes);
 }
 
-/* The position after the n-th place where `name` is written. */
+/* The position after the n-th occurrence of `name`. */
 static size_t after(const char *bytes, size_t length, const char *name, int n) {
     for (size_t at = 0; at + 4 <= length; at++) {
         if (memcmp(bytes + at, name, 4) == 0 && n-- == 0) {
@@ -179,7 +179,7 @@ static size_t after(const char *bytes, size_t length, const char *name, int n) {
     return 0;
 }
 
-/* One frame is a JPEG that starts after three others: its head is spoilt in several ways. */
+/* One frame is a JPEG that follows three others; its header is damaged in several ways. */
 static void test_what_ends_too_early_is_said_to_be_damaged(void **state) {
     (void)state;
     static const struct {
@@ -225,8 +225,8 @@ static void test_other_codecs_and_pipes_are_refused(void **state) {
                    carry_video_open(ctx, &v, in_folder("pipe"), &options));
 }
 
-/* A header that claims a large picture is refused before memory is taken for it: of several scans (SOF2, progressive)
-   from fewer pixels on, since libjpeg keeps the coefficients of all of them. */
+/* A header that claims a large picture is refused before memory is allocated. With several scans (SOF2, progressive)
+   the limit is lower, since libjpeg keeps the coefficients of all of them. */
 static void test_pictures_that_need_much_memory_are_refused(void **state) {
     (void)state;
     static const struct {

@@ -1,4 +1,4 @@
-/* What the tests of All-Scan share: problems with seeded numbers, and what the definition says of them in f64. */
+/* Shared by the tests of All-Scan: problems with seeded numbers, and their results by the definition in f64. */
 #ifndef CARRY_TESTS_ALL_SCAN_SUPPORT_H
 #define CARRY_TESTS_ALL_SCAN_SUPPORT_H
 
@@ -26,8 +26,8 @@ static inline float *floats(int64_t count) {
     return malloc((size_t)count * sizeof(float));
 }
 
-/* Rows and columns of M sum to at most 1 in absolute value, or nearly, so that errors do not grow from rank to rank,
-   and M S is as large as S: a signed permutation and something dense beside it. */
+/* Rows and columns of M sum to about 1 at most in absolute value, so that errors do not grow from rank to rank and M S
+   stays as large as S: a signed permutation plus a dense part. */
 static inline SUPPORT_UNWATCHED void fill_dense(float *M, int64_t key, uint64_t seed, uint64_t stream) {
     for (int64_t i = 0; i < key; i++) {
         for (int64_t j = 0; j < key; j++) {
@@ -75,7 +75,7 @@ static inline void free_part(part *made) {
     }
 }
 
-/* What its role does not read is absent. */
+/* Arguments with only the tensors that the part's role reads. */
 static inline carry_all_scan_args args_of(const carry_all_scan_problem *p, const part *made, bool initial,
                                           bool leaving) {
     const bool maps = made->role == CARRY_ALL_SCAN_MAP;
@@ -102,7 +102,7 @@ static inline carry_all_scan_args args_of(const carry_all_scan_problem *p, const
     return args;
 }
 
-/* Entry i, j of the map of one head, as it acts. */
+/* Entry i, j of the map of one head, transposed if the problem says so. */
 static inline SUPPORT_UNWATCHED double entry(const carry_all_scan_problem *p, const part *made, int64_t head, int64_t i,
                                              int64_t j) {
     if (p->kind == CARRY_ALL_SCAN_DIAGONAL) {
@@ -119,7 +119,7 @@ static inline SUPPORT_UNWATCHED double entry(const carry_all_scan_problem *p, co
     return made->gamma[head] * sum;
 }
 
-/* out = what leaves the part when S enters it. */
+/* out = the state that leaves the part if S enters it. */
 static inline SUPPORT_UNWATCHED void leave(const carry_all_scan_problem *p, const part *made, double *out,
                                            const double *S) {
     const int64_t state = p->key * p->value;
@@ -139,7 +139,7 @@ static inline SUPPORT_UNWATCHED void leave(const carry_all_scan_problem *p, cons
     }
 }
 
-/* The state that enters a rank, and what leaves it; the largest number on the way. */
+/* Computes the state that enters a rank and the one that leaves it; returns the largest magnitude on the way. */
 static inline SUPPORT_UNWATCHED double reference(const carry_all_scan_problem *p, const part *parts, int ranks,
                                                  int rank, bool initial, double *enters, double *leaves) {
     const int64_t state = p->heads * p->key * p->value;

@@ -1,5 +1,5 @@
-/* What the tests of attention share: tensors [rows, H, D] in four layouts with NaN between what is theirs, runs of
-   keys, and a call with everything that belongs to it. */
+/* Shared by the tests of attention: tensors [rows, H, D] in four layouts with NaN in the gaps, runs of keys, and a call
+   with all its arguments. */
 #ifndef CARRY_TESTS_ATTENTION_SUPPORT_H
 #define CARRY_TESTS_ATTENTION_SUPPORT_H
 
@@ -9,8 +9,8 @@
 
 enum { LAYOUTS = 4 };
 
-/* A tensor inside memory that is all NaN. 0: packed; 1: heads outermost; 2: rows and heads with gaps; 3: those, and
-   rows backwards. */
+/* A tensor inside memory that is all NaN. 0: packed; 1: heads outermost; 2: rows and heads with gaps; 3: the same with
+   rows in reverse order. */
 typedef struct placed {
     carry_tensor t;
     unsigned char *memory;
@@ -65,7 +65,7 @@ static inline SUPPORT_UNWATCHED placed random_placed(carry_dtype type, int64_t r
     return p;
 }
 
-/* Each element against `want`, packed [rows, H, D]. */
+/* Compares each element with `want`, packed [rows, H, D]. */
 static inline SUPPORT_UNWATCHED void assert_placed_near(const char *what, const carry_tensor *got, const double *want,
                                                         double bound) {
     double u = rounding(got->dtype);
@@ -86,8 +86,8 @@ static inline SUPPORT_UNWATCHED void assert_placed_near(const char *what, const 
     }
 }
 
-/* What is between the elements is as `place` left it: the elements are overwritten with its bytes, and then all bytes
-   must be those. */
+/* Fails if bytes between the elements differ from those that `place` wrote. Overwrites the elements with the same byte
+   and then checks all bytes. */
 static inline SUPPORT_UNWATCHED void assert_gaps_untouched(const char *what, const placed *p) {
     size_t item = carry_dtype_size(p->t.dtype);
     for (int64_t r = 0; r < p->t.shape[0]; r++) {
@@ -103,7 +103,7 @@ static inline SUPPORT_UNWATCHED void assert_gaps_untouched(const char *what, con
     }
 }
 
-/* Ways to see S rows; some rows are in none. */
+/* Sets of runs over S rows; some rows are in no run. */
 enum { RUN_SETS = 5 };
 
 static inline int some_runs(carry_key_run run[CARRY_MAX_KEY_RUNS], int set, int64_t S) {
@@ -113,18 +113,18 @@ static inline int some_runs(carry_key_run run[CARRY_MAX_KEY_RUNS], int set, int6
         run[0] = (carry_key_run){.first = S - third, .count = third};
         run[1] = (carry_key_run){.first = 0, .count = S - third};
         return 2;
-    case 2: /* weaker in the middle, the last row unseen */
+    case 2: /* a smaller bias in the middle, and the last row is not seen */
         run[0] = (carry_key_run){.first = 0, .count = third, .bias = 0.25f};
         run[1] = (carry_key_run){.first = third, .count = third, .bias = -0.6931472f};
         run[2] = (carry_key_run){.first = 2 * third, .count = S - 2 * third - (S > 1), .bias = 3.0f};
         return 3;
-    case 3: /* nothing, then left out, then the rest */
+    case 3: /* an empty run, one with no weight, an empty one, then the rest */
         run[0] = (carry_key_run){.first = S, .count = 0, .bias = 1.0f};
         run[1] = (carry_key_run){.first = 0, .count = third, .bias = -INFINITY};
         run[2] = (carry_key_run){.first = third, .count = 0};
         run[3] = (carry_key_run){.first = third, .count = S - third, .bias = -5.0f};
         return 4;
-    case 4: { /* as many as there may be, one row each where that is enough */
+    case 4: { /* the most runs allowed, with one row each if there are enough rows */
         int runs = S < CARRY_MAX_KEY_RUNS ? (int)S : CARRY_MAX_KEY_RUNS;
         for (int i = 0; i < runs; i++) {
             run[i] = (carry_key_run){.first = runs - 1 - i, .count = 1, .bias = 0.01f * (float)i};
@@ -137,7 +137,7 @@ static inline int some_runs(carry_key_run run[CARRY_MAX_KEY_RUNS], int set, int6
     }
 }
 
-/* Workspace that ends where it should: a byte behind it is watched. */
+/* Workspace of `bytes` bytes, filled with 255, as is the byte after it: a write past the end shows. */
 static inline void *workspace_of(size_t bytes) {
     unsigned char *memory = keep(aligned_alloc(64, (bytes + 64) / 64 * 64 + 64));
     memset(memory, 255, bytes + 1);

@@ -1,6 +1,6 @@
-/* What the tests that compare devices share: operands that lie on the CPU and twice on another device, the same call on
-   all three, and a table of how far results are apart. An operator's result on a device must be near the CPU's, and
-   the same bits when it is made again. */
+/* Shared by the tests that compare devices: operands on the CPU and twice on another device, the same call on all
+   three, and a table of how far results are apart. An operator's result on a device must be near the CPU's, and have
+   the same bits when it is repeated. */
 #ifndef CARRY_TESTS_BACKEND_SUPPORT_H
 #define CARRY_TESTS_BACKEND_SUPPORT_H
 
@@ -15,7 +15,7 @@ static int device_tested;
 static carry_ctx *ctx;
 static void *device_kept[OPERANDS * SIDES];
 static int device_kept_count;
-static double worst; /* difference over what is allowed, of the operator and type at hand */
+static double worst; /* the largest ratio of difference to bound for the current operator and type */
 static char worst_what[64];
 static int failures;
 
@@ -37,7 +37,7 @@ static void free_operands(void) {
     (void)free_kept(NULL);
 }
 
-/* The same bits on every side. */
+/* An operand with the same bits on every side. */
 static operand spread(carry_tensor here) {
     operand o = {.t = {here, here, here}};
     for (int side = 1; side < SIDES; side++) {
@@ -67,7 +67,7 @@ static operand integers(const int64_t *from, int64_t count) {
     return spread(carry_view_1d(copy, CARRY_I64, count));
 }
 
-/* A workspace of one side, poisoned. */
+/* A workspace on one side, filled with NaN. */
 static void *room(int side, size_t bytes) {
     void *data = side == 0 ? keep(malloc(bytes + 8)) : on_device(bytes);
     assert_ok(ctx, carry_device_fill(ctx, data, side == 0 ? 0 : device_tested, 255, bytes, NULL));
@@ -85,8 +85,8 @@ static void note(const char *what, double ratio) {
     }
 }
 
-/* Both results are rounded to the type, and may be `bound` off before that: the same number, or neighbours. bound 0:
-   the same bits. */
+/* Both results are rounded to the type, and may differ by `bound` before that: they must be equal or neighbours. bound
+   0: the same bits. */
 static void compare(const char *what, const operand *o, double bound) {
     const size_t bytes = (size_t)carry_tensor_count(&o->t[0]) * carry_dtype_size(o->t[0].dtype);
     carry_tensor back[SIDES] = {o->t[0], o->t[0], o->t[0]};
@@ -111,8 +111,8 @@ static void compare(const char *what, const operand *o, double bound) {
 
 typedef void (*backend_case)(carry_dtype type);
 
-/* A line of the table: the largest difference over what is allowed, for each type. CARRY_CASE=NAME in the environment
-   runs the cases whose name has it, CARRY_CASE==NAME that one alone. */
+/* Prints a line of the table: the largest ratio of difference to bound, for each type. CARRY_CASE=NAME in the
+   environment runs the cases whose name contains NAME, CARRY_CASE==NAME only the one of that name. */
 static void run_case(const char *name, backend_case function, int type_count) {
     const char *only = getenv("CARRY_CASE");
     if (only != NULL && (only[0] == '=' ? strcmp(name, only + 1) != 0 : strstr(name, only) == NULL)) {

@@ -1,4 +1,4 @@
-/* For programs that measure a runner: a model by name, runs, and steps whose results must be good. */
+/* For programs that measure a runner: a model by name, runs, and steps whose results must not fail. */
 #ifndef CARRY_TESTS_BENCH_RUNNER_SUPPORT_H
 #define CARRY_TESTS_BENCH_RUNNER_SUPPORT_H
 
@@ -72,7 +72,7 @@ static inline void step(carry_runner *r, const carry_run *runs, int64_t count) {
     read_results(r, count);
 }
 
-/* Seconds of `steps` steps of single tokens, each enqueued before the results of the one before it are read. */
+/* Seconds of `steps` steps of single tokens, each enqueued before the results of the previous one are read. */
 static inline double time_steps(carry_runner *r, carry_run *runs, int64_t sequences, int64_t steps) {
     double begin = 0.0;
     for (int64_t s = 0; s < steps + 4; s++) {

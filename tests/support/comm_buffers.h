@@ -12,7 +12,7 @@ static int64_t most = MOST; /* of them that are tried */
 typedef struct buffers {
     carry_ctx *ctx;
     int device;
-    char *from, *to; /* of the GPU, [RANKS, MOST] doubles each */
+    char *from, *to; /* in GPU memory, [RANKS, MOST] doubles each */
     double *host;    /* as much */
 } buffers;
 
@@ -30,12 +30,13 @@ static inline void free_buffers(buffers *b) {
     free(b->host);
 }
 
-/* Small whole numbers, whose sums are the same in every order. */
+/* Small integers, whose sums are the same in every order. */
 static inline double element(int rank, int64_t at) {
     return (double)(draw(11, (uint64_t)rank, (uint64_t)at) % 1000);
 }
 
-/* This rank's numbers on the GPU, and everything in `to` poisoned. Not waited for: what is sent must come after. */
+/* Puts this rank's numbers on the GPU and poisons `to`. Does not wait for the copies: a send must be ordered after
+   them. */
 static inline carry_status fill(buffers *b, int rank, int64_t count, carry_dtype type) {
     const size_t size = type == CARRY_F32 ? 4 : 8;
     for (int64_t i = 0; i < count; i++) {
@@ -134,7 +135,7 @@ static inline carry_status check_moves(buffers *b, carry_comm *gpus, int64_t cou
     return carry_barrier(gpus);
 }
 
-/* Around a ring, both halves posted before either is waited for; alone, to itself. */
+/* Messages around a ring, with send and receive posted before either is waited for; a single rank sends to itself. */
 static inline carry_status check_messages(buffers *b, carry_comm *gpus, int64_t count) {
     const int rank = carry_comm_rank(gpus), size = carry_comm_size(gpus), last = (rank + size - 1) % size;
     const size_t bytes = (size_t)count * 8;

@@ -1,6 +1,6 @@
-/* What the tests of communicators share: running a function on ranks of every kind, and a ring of messages. Under
-   mpirun the ranks are those that it started, kind "mpi", instead of threads (test_mpi.sh), and with CARRY_MEET in the
-   environment kind "processes" (test_processes.sh). */
+/* Shared by the tests of communicators: running a function on ranks of every kind, and a ring of messages. Under mpirun
+   the ranks are the processes that it started, kind "mpi", instead of threads (test_mpi.sh); with CARRY_MEET in the
+   environment they are of kind "processes" (test_processes.sh). */
 #ifndef CARRY_TESTS_COMM_SUPPORT_H
 #define CARRY_TESTS_COMM_SUPPORT_H
 
@@ -14,7 +14,7 @@ enum { RANKS = 16 }; /* that there is room for */
 
 static const int sizes[] = {1, 2, 3, 4, 5, 8};
 static const carry_comm_options world = {CARRY_INIT(carry_comm_options),
-                                         .deadline = 120}; /* far beyond what a busy machine takes */
+                                         .deadline = 120}; /* far longer than a busy machine needs */
 
 static inline bool meets(void) {
     return getenv("CARRY_MEET") != NULL;
@@ -31,7 +31,7 @@ static inline int process_count(void) {
     return size != NULL ? atoi(size) : 0;
 }
 
-/* One test of a program alone, which cmocka does not take from the environment. */
+/* Runs only the tests that CMOCKA_TEST_FILTER matches: cmocka does not read the environment itself. */
 static inline void take_filter(void) {
     cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
 }
@@ -58,7 +58,7 @@ static inline uint32_t draw(uint64_t key, uint64_t high, uint64_t low) {
         }                                       \
     } while (0)
 
-/* Runs the function on ranks of every kind, each with so many threads; *message gets what rank 0 was told. */
+/* Runs the function on ranks of every kind, each with `threads` threads; *message gets rank 0's error message. */
 static inline carry_status run_ranks_of(int ranks, int threads, const carry_comm_options *options,
                                         carry_comm_function function, void *user, char message[512]) {
     carry_ctx *ctxs[RANKS];
@@ -93,7 +93,7 @@ static inline carry_status run_ranks(int ranks, const carry_comm_options *option
     return run_ranks_of(ranks, 1, options, function, user, message);
 }
 
-/* Around a ring with tags taken in another order than sent; counters count it. */
+/* Messages around a ring, received by tag in another order than sent, and counted. */
 static inline carry_status ring(void *user, carry_comm *comm) {
     (void)user;
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);

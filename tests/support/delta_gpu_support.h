@@ -1,5 +1,5 @@
-/* What tests of the gated delta rule on a GPU share: a problem's tensors on both sides, what is expected of them, and
-   plans of every method. */
+/* Shared by the tests of the gated delta rule on a GPU: a problem's tensors on the CPU and on the GPU, their expected
+   values, and plans of every method. */
 #ifndef CARRY_TESTS_DELTA_GPU_SUPPORT_H
 #define CARRY_TESTS_DELTA_GPU_SUPPORT_H
 
@@ -166,8 +166,9 @@ static inline carry_delta_backward_args backward_args(const data *d, const carry
                                        .dt_bias = f.dt_bias};
 }
 
-/* Relative to the largest: sums in f32 of at most K + V + 64 terms, some hundred roundings of 2^-24, and the result's
-   own type; methods on tensor cores round what they multiply to the inputs' type. Far below any wrong index. */
+/* Compares relative to the largest element: f32 sums of at most K + V + 64 terms, some hundred roundings of 2^-24, and
+   the rounding of the result's type. Methods on tensor cores also round factors to the inputs' type. The tolerance is
+   far below the effect of a wrong index. */
 static inline void compare(const data *d, const char *method, int which, const double *wanted, double tolerance) {
     const carry_tensor *got = &d->here[which];
     const carry_delta_problem *p = &d->p;
@@ -190,7 +191,7 @@ static inline void compare(const data *d, const char *method, int which, const d
     }
 }
 
-/* What the recurrence gives, states as they lie in tensors. */
+/* The results of the float64 recurrence, with states in the layout of the tensors. */
 static inline void expected(const data *d, double **o, double **final) {
     carry_delta_problem p = d->p;
     p.device = 0;
@@ -216,7 +217,7 @@ typedef struct device_plan {
     size_t forward, backward;
 } device_plan;
 
-/* False when the method is not for this problem. */
+/* False if the method does not support this problem. */
 static inline bool open_plan(const data *d, device_plan *made, const char *method) {
     carry_status status = carry_delta_plan_new(
         d->ctx, &made->plan, &d->p, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method});
@@ -248,7 +249,7 @@ static inline void poison(const data *d) {
     assert_ok(d->ctx, carry_stream_wait(d->ctx, GPU, NULL));
 }
 
-/* Gradients of the CPU in float64; false where it has none. */
+/* Gradients of the CPU in float64; false if the CPU has no backward pass for the problem. */
 static inline bool gradients_of_cpu(const data *d, double *wanted[ALL]) {
     carry_delta_plan *plan;
     carry_delta_problem p = d->p;
@@ -286,7 +287,7 @@ static inline void compare_gradients(const data *d, const char *method, double *
     }
 }
 
-/* Forward, backward with what was kept, backward without it, by every method of the GPU. */
+/* Runs forward, backward with the memory that forward kept, and backward without it, by every method of the GPU. */
 static inline void check_methods(data *d) {
     double *o;
     double *final;

@@ -1,5 +1,5 @@
-/* The delta rule over ranks against one rank that has all tokens: what its tests share. All ranks work on views of the
-   same tensors, so that what one rank writes of another's shows. */
+/* Shared by the tests of the delta rule over ranks, which compare with one rank that has all tokens. All ranks work on
+   views of the same tensors, so that a write into another rank's part shows. */
 #ifndef CARRY_TESTS_DELTA_RANKS_SUPPORT_H
 #define CARRY_TESTS_DELTA_RANKS_SUPPORT_H
 
@@ -14,7 +14,7 @@ enum { RESULTS = 10 };
 static const char *const result_name[RESULTS] = {"o",     "final_state", "dq", "dk", "dv",
                                                  "dbeta", "dinitial",    "dg", "dA", "ddt"};
 
-/* Everything of the whole row or batch; f32 but for borders. */
+/* Inputs and results of the whole batch. All are f32 except the borders. */
 typedef struct whole {
     carry_delta_problem p;
     const int64_t *borders;
@@ -23,7 +23,7 @@ typedef struct whole {
     float *wanted[RESULTS];
     float *got[RESULTS];
     int64_t count[RESULTS];
-    double rounding[RESULTS]; /* what other chunks change on one rank, of the largest element */
+    double rounding[RESULTS]; /* change by another chunk size on one rank, as a fraction of the largest element */
     float *heads;             /* [RANKS, 2, HV]: dA_log and ddt_bias of each rank */
 } whole;
 
@@ -35,8 +35,8 @@ typedef struct split {
     bool halves; /* on a GPU: q, k, v, o and their gradients in bf16 */
     int threads;
     int ranks;       /* under mpirun */
-    const char *way; /* on a GPU that all share: how its memory moves; NULL: on the CPU */
-    whole *shared;   /* there; run_on_ranks makes it */
+    const char *way; /* how memory moves between ranks that share a GPU; NULL: on the CPU */
+    whole *shared;   /* `w` in memory of the GPU; run_on_ranks makes it */
 } split;
 
 static inline float *whole_normals(carry_ctx *ctx, int64_t count, uint64_t stream, float deviation) {
@@ -70,7 +70,7 @@ static inline carry_tensor gates(float *data, const carry_delta_problem *p, int6
                                            : scalars(data, p, first, tokens);
 }
 
-/* The arguments of tokens first..first+tokens-1, results into `to`. */
+/* The arguments for tokens first..first+tokens-1, with results written to `to`. */
 typedef struct call {
     carry_tensor g, initial, borders, A_log, dt_bias, final, dg, dinitial, dfinal, dA, ddt;
     carry_delta_forward_args forward;
@@ -129,7 +129,7 @@ static inline void make_call(call *c, const whole *w, float *const to[RESULTS], 
                                               .dt_bias = c->forward.dt_bias};
 }
 
-/* One rank's results, with the plain functions. */
+/* The results of one rank that has all tokens, by the plain functions. */
 static inline void run_method(carry_ctx *ctx, whole *w, const char *method, float *const to[RESULTS], bool no_initial,
                               bool no_dfinal) {
     carry_delta_plan *plan;
@@ -154,7 +154,7 @@ static inline void run_method(carry_ctx *ctx, whole *w, const char *method, floa
     carry_delta_plan_free(plan);
 }
 
-/* The largest difference of a result, of its largest magnitude. */
+/* The largest difference of a result, as a fraction of its largest magnitude. */
 static inline double deviation_of(const whole *w, int result) {
     double largest = 1e-30;
     double off = 0.0;
@@ -230,7 +230,7 @@ static inline carry_status fill_with_nan(carry_ctx *ctx, int device, void *data,
     return carry_device_fill(ctx, data, device, 0xff, bytes, NULL);
 }
 
-/* What every rank does; comm moves memory of w->p.device. */
+/* The part of the split that each rank runs; comm moves memory of w->p.device. */
 static inline carry_status run_split_on(split *s, const whole *w, carry_comm *comm) {
     int rank = carry_comm_rank(comm);
     carry_ctx *ctx = carry_comm_ctx(comm);
@@ -292,7 +292,7 @@ static inline carry_status run_split(void *user, carry_comm *comm) {
     return status;
 }
 
-/* What bf16 holds of them. */
+/* Rounds every number to bf16. */
 static inline void round_all(float *data, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         data[i] = carry_f32_from_bf16(carry_bf16_from_f32(data[i]));
@@ -317,7 +317,7 @@ static inline void upload_halves(carry_ctx *ctx, void *to, const float *from, in
     free(narrow);
 }
 
-/* In place, from the last: the first half of the floats' memory has them. */
+/* Widens bf16 numbers in place. They are in the first half of the memory, so the loop starts from the last. */
 static inline void widen_halves(float *data, int64_t count) {
     const uint16_t *narrow = (const uint16_t *)(const void *)data;
     for (int64_t i = count - 1; i >= 0; i--) {
@@ -326,7 +326,7 @@ static inline void widen_halves(float *data, int64_t count) {
     }
 }
 
-/* The same tensors in memory of the first GPU; or, back, what was got there. */
+/* Copies all tensors to the first GPU; fetch_whole copies the results back. */
 static inline void share_whole(carry_ctx *ctx, whole *there, const whole *w, bool halves) {
     const carry_delta_problem *p = &w->p;
     const int64_t scalar = p->batch * p->tokens * p->value_heads;
@@ -383,7 +383,8 @@ static inline void fetch_whole(carry_ctx *ctx, whole *there, whole *w) {
     }
 }
 
-/* Processes have memory of their own: what each has written comes together. An element of two ranks is an error. */
+/* Processes do not share memory, so the elements that each has written are merged. An element written by two ranks is
+   an error. */
 static inline carry_status merge(carry_comm *comm, float *data, int64_t count) {
     const int size = carry_comm_size(comm);
     uint32_t *all = malloc((size_t)size * (size_t)(count + 1) * sizeof *all), *to = (uint32_t *)(void *)data;
@@ -402,7 +403,7 @@ static inline carry_status merge(carry_comm *comm, float *data, int64_t count) {
     return CARRY_OK;
 }
 
-/* Under mpirun: on the first s->ranks processes, and all of them see the result. */
+/* Under mpirun: runs on the first s->ranks processes, and gives the result to all processes. */
 static inline carry_status run_split_apart(void *user, carry_comm *comm) {
     split *s = user;
     carry_comm *part;
@@ -416,16 +417,17 @@ static inline carry_status run_split_apart(void *user, carry_comm *comm) {
     return merge(comm, s->w->heads, RANKS * 2 * s->w->p.value_heads);
 }
 
-/* More ranks than there are processes are left out. */
+/* False if there are fewer processes than ranks: the case is left out. */
 static inline bool has_ranks(int ranks) {
     return !is_under_mpi() || process_count() >= ranks;
 }
 
-static double worst_seen; /* over a whole program, for its last line */
+static double worst_seen; /* over the whole program, printed at its end */
 
-/* Cut among ranks, sums are cut otherwise: each rounds by 6e-8 of its terms, K + V of them more for every border (M S +
-   L). How much that is depends on the problem (with K of 1 and beta near 2 nothing fades), and other chunks on one rank
-   show it: a millionth of the largest element, and four times that. A wrong index is off by 1e-1. */
+/* Ranks split the sums differently from one rank. Each sum rounds by 6e-8 of its terms, and every border adds K + V
+   terms (M S + L). The effect depends on the problem (with K of 1 and beta near 2 nothing fades); another chunk size on
+   one rank shows how large it is. Allowed are a millionth of the largest element plus four times that change. A wrong
+   index is off by 1e-1. */
 static inline double tolerance_of(const whole *w, int result) {
     return 1e-6 + 4.0 * w->rounding[result];
 }
@@ -469,7 +471,7 @@ static inline void run_on_ranks(split *s, int ranks, const char *what) {
     }
 }
 
-/* And compares with one, `more` being what is allowed besides. */
+/* Runs on ranks and compares with one rank; `more` is added to the tolerance. */
 static inline void compare_split(split *s, int ranks, double more, const char *what) {
     const whole *w = s->w;
     if (!has_ranks(ranks)) {

@@ -1,5 +1,5 @@
-/* The delta rule forward and backward, token by token: in float64 it is what results are compared with; with every
-   operation rounded to f32 it shows what the recurrence itself loses. For beta as it is. */
+/* The delta rule forward and backward, token by token. In float64 it is the reference for results; with every operation
+   rounded to f32 it shows the error of the recurrence itself. beta is used as given. */
 #ifndef CARRY_TESTS_DELTA_REFERENCE_H
 #define CARRY_TESTS_DELTA_REFERENCE_H
 
@@ -18,7 +18,7 @@ static inline SUPPORT_UNWATCHED double rounded(const recurrence *r, double x) {
     return r->single ? (double)(float)x : x;
 }
 
-/* y = x / sqrt(sum of squares + 1e-6); the inverse norm. */
+/* y = x / sqrt(sum of squares + 1e-6); returns the inverse norm. */
 static inline SUPPORT_UNWATCHED double read_row(const recurrence *r, double *y, const float *x) {
     const carry_delta_problem *p = &r->w->p;
     double sum = p->l2norm ? 1e-6 : 1.0;
@@ -45,7 +45,7 @@ static inline SUPPORT_UNWATCHED void add_row(const recurrence *r, double *dx, do
     }
 }
 
-/* The gate of a token of a value head; with gate_inside *slope is its derivative by a. */
+/* The gate of a token and value head; with gate_inside, *slope gets its derivative with respect to a. */
 static inline SUPPORT_UNWATCHED double gate_of(const recurrence *r, int64_t at, int64_t value_head, double *slope) {
     const whole *w = r->w;
     if (!w->p.gate_inside) {
@@ -58,7 +58,7 @@ static inline SUPPORT_UNWATCHED double gate_of(const recurrence *r, int64_t at, 
 }
 
 typedef struct recurrence_token {
-    int64_t head, value_head; /* rows of [B T, H] and [B T, HV] */
+    int64_t head, value_head; /* row indices into [B T, H] and [B T, HV] */
     double q[CARRY_MAX_DELTA_DIM], k[CARRY_MAX_DELTA_DIM], decay[CARRY_MAX_DELTA_DIM];
     double q_norm, k_norm, beta, scale;
 } recurrence_token;
@@ -82,7 +82,7 @@ static inline SUPPORT_UNWATCHED recurrence_token token_of(const recurrence *r, i
     return t;
 }
 
-/* beta (v - S^T k) of a decayed state, without the beta. */
+/* v - S^T k with the decayed state, not yet multiplied by beta. */
 static inline SUPPORT_UNWATCHED double correction(const recurrence *r, const recurrence_token *t, const double *before,
                                                   int64_t j) {
     const carry_delta_problem *p = &r->w->p;
@@ -109,7 +109,8 @@ static inline SUPPORT_UNWATCHED void token_forward(const recurrence *r, const re
     }
 }
 
-/* dS: of the state behind the token, then of the one before it. A gate of -inf has the gradient 0. */
+/* On entry dS is the gradient of the state after the token, on return of the state before it. A gate of -inf has the
+   gradient 0. */
 static inline SUPPORT_UNWATCHED void token_backward(const recurrence *r, const recurrence_token *t,
                                                     const double *before, const double *after, double *dS) {
     const whole *w = r->w;
@@ -147,7 +148,7 @@ static inline SUPPORT_UNWATCHED void token_backward(const recurrence *r, const r
     add_row(r, r->to[3] + t->head * p->key, dk, t->k, t->k_norm);
 }
 
-/* From the gradient of the gate to those of a, A_log and dt_bias. */
+/* Turns the gradient of the gate into those of a, A_log and dt_bias. */
 static inline SUPPORT_UNWATCHED void through_gate(const recurrence *r, int64_t token, int64_t value_head) {
     const int64_t at = token * r->w->p.value_heads + value_head;
     double slope = 0.0;
@@ -158,7 +159,7 @@ static inline SUPPORT_UNWATCHED void through_gate(const recurrence *r, int64_t t
     *ddt = rounded(r, *ddt + *dg);
 }
 
-/* One value head of one sequence: tokens first..first+length-1 of all. */
+/* One value head of one sequence, which has the tokens first..first+length-1 of the batch. */
 static inline SUPPORT_UNWATCHED void recur(const recurrence *r, int64_t sequence, int64_t value_head, int64_t first,
                                            int64_t length) {
     const whole *w = r->w;
@@ -210,7 +211,7 @@ static inline SUPPORT_UNWATCHED void discard_recurrence(recurrence *r) {
     }
 }
 
-/* The largest difference of a result from float64, of its largest magnitude. */
+/* The largest difference of a result from float64, as a fraction of its largest magnitude. */
 static inline double error_of(const recurrence *exact, int result, const float *got, const double *also) {
     double largest = 1e-30;
     double off = 0.0;

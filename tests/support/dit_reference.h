@@ -1,6 +1,6 @@
-/* The video transformer in float64, plainly: all frames at once, every query asking of every frame whether it sees it.
-   No cache, no ring, no runs: a frame sees its own chunk, the sink, and the frames of the window that ends with its
-   chunk. */
+/* The video transformer in float64 without optimizations: all frames at once, and every query checks for every frame
+   whether it sees it. No cache, no ring, no runs: a frame sees its own chunk, the sink, and the frames of the window
+   that ends with its chunk. */
 #ifndef CARRY_TESTS_DIT_REFERENCE_H
 #define CARRY_TESTS_DIT_REFERENCE_H
 
@@ -11,16 +11,16 @@
 #include "core/tensor.h"
 #include "model/dit/dit_parts.h"
 
-/* A sequence of frames in chunks, each with its own time. */
+/* A sequence of frames in chunks, each with its own diffusion time. */
 typedef struct reference_video {
     const float *latents; /* [in_dim, frames, height, width] */
     const float *text;    /* [text_rows, text_dim] */
     int64_t text_rows, frames, height, width;
-    const int64_t *start; /* of every frame: where its chunk begins */
+    const int64_t *start; /* the first frame of each frame's chunk */
     const int64_t *end;   /* ... and ends */
     const double *t;      /* of every frame */
     int64_t window, sink;
-    double bias; /* added to the scores of frames that are neither the first one seen nor of the chunk */
+    double bias; /* added to the scores of frames that are neither the first visible one nor in the query's chunk */
 } reference_video;
 
 typedef struct reference_dit {
@@ -29,7 +29,7 @@ typedef struct reference_dit {
     int64_t rows, columns, per_frame, tokens;
     double *x;                /* [tokens, dim] */
     double *text;             /* [text_len, dim] */
-    double *time, *projected; /* of every frame: [dim], [6 dim] */
+    double *time, *projected; /* for every frame: [dim], [6 dim] */
 } reference_dit;
 
 static inline SUPPORT_UNWATCHED double *reference_new(int64_t count) {
@@ -104,7 +104,7 @@ static inline SUPPORT_UNWATCHED void reference_normalise(const reference_dit *r,
     }
 }
 
-/* m[which] of a block, of the frame of a token. */
+/* Modulation m[which] of a block for the frame of a token. */
 static inline SUPPORT_UNWATCHED double reference_modulation(const reference_dit *r, int64_t block, int64_t token,
                                                             int which, int64_t i) {
     const int64_t dim = r->dit->config.dim, frame = token / r->per_frame;
@@ -125,7 +125,7 @@ static inline SUPPORT_UNWATCHED double *reference_modulated(const reference_dit 
     return y;
 }
 
-/* Turns pair p of a head by the position of its part: time, height or width. */
+/* Rotates pair p of a head by the position along its axis: time, height or width. */
 static inline SUPPORT_UNWATCHED void reference_turn(const reference_dit *r, double *x, int64_t token, int64_t p) {
     const int64_t pairs = r->dit->config.dim / r->dit->config.num_heads / 2;
     const int64_t third = 2 * pairs / 6, time = pairs - 2 * third, place = token % r->per_frame;
@@ -138,7 +138,7 @@ static inline SUPPORT_UNWATCHED void reference_turn(const reference_dit *r, doub
     x[1] = a * sin(angle) + b * cos(angle);
 }
 
-/* Does a frame see another, and is it the first that it sees? */
+/* True if frame `from` sees frame `to`; *first is set if `to` is the oldest frame that it can see. */
 static inline SUPPORT_UNWATCHED bool reference_sees(const reference_video *v, int64_t from, int64_t to, bool *first) {
     const int64_t end = v->end[from], low = end - (v->window - v->sink);
     const int64_t oldest = v->sink > 0 ? 0 : low > 0 ? low : 0;
@@ -146,7 +146,7 @@ static inline SUPPORT_UNWATCHED bool reference_sees(const reference_video *v, in
     return to < end && (to < v->sink || to >= low);
 }
 
-/* keys: of the tokens, where masked, or of the text. */
+/* keys: those of the tokens, with a mask, or those of the text. */
 static inline SUPPORT_UNWATCHED double *reference_attention(const reference_dit *r, const double *q, const double *k,
                                                             const double *v, int64_t keys, bool masked) {
     const carry_dit_config *c = &r->dit->config;
@@ -246,7 +246,7 @@ static inline SUPPORT_UNWATCHED void reference_feed(reference_dit *r, int64_t bl
     free(c), free(hidden), free(y);
 }
 
-/* Element (channel, frame, height, width) of token's patch, by the place in the patch. */
+/* The index of element (channel, frame, height, width) of a token's patch, from its position in the patch. */
 static inline SUPPORT_UNWATCHED int64_t reference_place(const reference_dit *r, int64_t token, int64_t channel,
                                                         int64_t a, int64_t b) {
     const carry_dit_config *c = &r->dit->config;

@@ -1,4 +1,4 @@
-/* What the tests of the video transformer share: small models, random latents, videos cut into chunks. */
+/* Shared by the tests of the video transformer: small models, random latents, videos cut into chunks. */
 #ifndef CARRY_TESTS_DIT_SUPPORT_H
 #define CARRY_TESTS_DIT_SUPPORT_H
 
@@ -44,7 +44,7 @@ static inline void copy_frames(float *part, float *whole, int64_t channels, int6
     }
 }
 
-/* A video and how it is cut: lengths of chunks, and the time of each. */
+/* A video and its split: lengths of chunks, and the diffusion time of each. */
 enum { MOST_FRAMES = 40 };
 typedef struct cut_video {
     reference_video v;
@@ -92,7 +92,7 @@ static inline carry_tensor text_of(const carry_dit *dit, const cut_video *video)
     return carry_view_2d(video->text, CARRY_F32, video->v.text_rows, dit->config.text_dim);
 }
 
-/* Runs chunks from..to-1 of the video in one call, with these latents, and keeps their velocities. */
+/* Runs chunks from..to-1 of the video in one call, with these latents, and stores their velocities. */
 static inline carry_status run_chunks(carry_dit *dit, carry_dit_cache *cache, cut_video *video, float *latents,
                                       int from, int to, bool wanted) {
     const carry_dit_config *c = &dit->config;
@@ -151,7 +151,7 @@ static inline double velocity_error(const carry_dit *dit, const cut_video *video
             magnitude += wanted[i] * wanted[i];
         }
     }
-    return sqrt(difference / magnitude); /* NaN fails every comparison that asks for a small one */
+    return sqrt(difference / magnitude); /* a NaN fails every comparison with a bound */
 }
 
 #endif

@@ -21,7 +21,8 @@ static inline void draft_open(runner_case *c, carry_lm *lm, carry_dtype dtype, b
     runner_fill(c);
 }
 
-/* The run of a sequence and `guesses` more after it, all but the first `right` wrong; their number. */
+/* Writes the run of a sequence and `guesses` more after it, of which the first `right` are right; returns the number of
+   runs. */
 static inline int64_t draft_guess(const runner_case *c, int s, int64_t guesses, int64_t right, int32_t *wrong,
                                   carry_run *runs) {
     runs[0] = runner_run(c, s, 1);

@@ -1,10 +1,8 @@
-/* A runner whose states are hashes of the tokens that were read.
-
-   A slot holds the number of its tokens and a hash of them; a page holds a hash for each of its tokens and its place.
-   The next token is a function of slot, all pages and the sampling, so that a slot or page that is mixed up, shared by
-   mistake, not copied or not restored shows as a wrong token. engine_expected computes the same from the tokens alone.
-
-   Steps take made-up time: a fixed part and a part for each token. */
+/* A runner whose states are hashes of the tokens that were read. A slot holds the number of its tokens and their hash;
+   a page holds a hash for each of its tokens and positions. The next token is a function of slot, all pages and the
+   sampling, so that a slot or page that is mixed up, shared by mistake, not copied or not restored shows as a wrong
+   token. engine_expected computes the same from the tokens alone. Time is simulated: a step takes a fixed time and a
+   time for each token. */
 #ifndef CARRY_TESTS_ENGINE_SUPPORT_H
 #define CARRY_TESTS_ENGINE_SUPPORT_H
 
@@ -34,11 +32,12 @@ typedef struct fake_runner {
     int64_t counts[FAKE_DEPTH];
     int first, pending;
     uint64_t model;
-    /* Made-up time: of the host, when the device has done each step and the last one, and what they cost. */
+    /* Simulated time: the host's clock, when the device finishes each step and the last one, and the cost of a step and
+       of a token. */
     double seconds, done[FAKE_DEPTH], device_done, step_s, token_s;
     int64_t steps, tokens;
-    int64_t most_pieces;  /* tokens of prompts in one step that had texts too */
-    int64_t fail_step;    /* the number of a step that fails; -1: none */
+    int64_t most_pieces;  /* the most prompt tokens in one step that also had texts */
+    int64_t fail_step;    /* the number of the step that fails, or -1 */
     int64_t fail_results; /* the same for its results */
 } fake_runner;
 
@@ -56,7 +55,7 @@ static inline int32_t fake_sample(uint64_t slot, uint64_t pages, const carry_sam
     return (int32_t)(h % FAKE_VOCABULARY);
 }
 
-/* The text after a prompt, `count` tokens. */
+/* The expected text after a prompt, `count` tokens. */
 static inline void engine_expected(const int32_t *prompt, int64_t length, const carry_sampling *sampling,
                                    uint64_t stream, bool has_pages, int32_t *text, int64_t count) {
     uint64_t slot = 0;
@@ -155,7 +154,7 @@ static inline carry_status fake_clear(carry_runner *runner, int32_t slot) {
 static inline carry_status fake_copy_slot(carry_runner *runner, int32_t to, int32_t from) {
     fake_runner *f = (fake_runner *)runner;
     f->slots[to] = f->slots[from];
-    f->slots[to].sampled = -1; /* only the slot itself knows its last token */
+    f->slots[to].sampled = -1; /* only the original slot has its last token */
     return CARRY_OK;
 }
 
@@ -237,13 +236,13 @@ static inline fake_runner *fake_runner_new(carry_ctx *ctx, int64_t slots, int64_
     f->step_s = 0.001;
     f->token_s = 0.00001;
     f->fail_step = f->fail_results = -1;
-    for (int64_t i = 0; i < slots; i++) { /* not zero: a slot that is not cleared shows */
+    for (int64_t i = 0; i < slots; i++) { /* not zero, so that a slot that is not cleared shows */
         f->slots[i] = (fake_slot){.length = 77, .hash = 5};
     }
     return f;
 }
 
-/* What came of a request. */
+/* The result of a request. */
 typedef struct engine_text {
     int32_t *ids;
     int64_t count, room, prompt, cached;

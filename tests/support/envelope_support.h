@@ -1,4 +1,4 @@
-/* What the tests of envelopes share: one envelope of every sort, and a result, small and fixed. */
+/* Shared by the tests of envelopes: one envelope of every kind, and a result, small and fixed. */
 #ifndef CARRY_TESTS_ENVELOPE_SUPPORT_H
 #define CARRY_TESTS_ENVELOPE_SUPPORT_H
 
@@ -18,12 +18,12 @@ typedef struct example {
     bool is_result;
     carry_envelope envelope;
     carry_result result;
-    /* Words are 30 bytes, which are filled up; the rest is 16 channels and never needs it. */
+    /* Words are 30 bytes, which need padding; the other tensors have 16 channels and never need it. */
     uint16_t latents[16 * 1 * 3 * 5], context[16 * 2 * 3 * 5], words[3 * 5];
     int64_t step[3];
 } example;
 
-/* In place: tensors are views of its own memory. */
+/* Makes the example in place: its tensors are views of its own memory. */
 static inline void example_make(example *e, int which) {
     const bool has_words = which == INFER_CROSS || which == INFER_FULL;
     const bool has_context = which == INFER_RECOMPUTE || which == INFER_FULL;
@@ -88,7 +88,7 @@ static inline carry_status example_encode(carry_ctx *ctx, const example *e, void
                         : carry_envelope_encode(ctx, to, room, bytes, &e->envelope);
 }
 
-/* Both CRCs of a message whose bytes were changed: as a peer that means it would send it. */
+/* Corrects both CRCs of a changed message, as a hostile peer would. */
 static inline void message_seal(unsigned char *message, size_t bytes) {
     for (int which = 0; which < 2; which++) {
         const uint32_t crc = which == 0

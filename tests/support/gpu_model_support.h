@@ -1,5 +1,5 @@
-/* Small models for tests on a GPU: heads that the kernels for bf16 take, so that steps are recorded and the decoding
-   kernels are used. */
+/* Small models for tests on a GPU: with heads that the bf16 kernels support, so that steps are recorded and the
+   decoding kernels are used. */
 #ifndef CARRY_TESTS_GPU_MODEL_SUPPORT_H
 #define CARRY_TESTS_GPU_MODEL_SUPPORT_H
 
@@ -49,7 +49,7 @@ static inline carry_lm_config gpu_config_experts(int64_t vocabulary, int64_t cho
     return c;
 }
 
-/* A model whose weights are numbers of bf16, so that devices differ by the rounding of activations alone. */
+/* A model whose weights are exact in bf16, so that devices differ only by the rounding of activations. */
 static inline carry_lm *gpu_rounded_model(carry_ctx *ctx, carry_lm_config config) {
     carry_lm *lm = model_scaled(ctx, config, 3.0f);
     for (int64_t i = 0; i < lm->own.count; i++) {

@@ -1,4 +1,4 @@
-/* A client of an HTTP server, byte by byte: it can send what a library would not. Reads have a deadline, so that a
+/* An HTTP client that works on raw bytes, so it can send requests that a library would not. Reads have a deadline: a
    silent server fails a test instead of hanging it. */
 #ifndef CARRY_TESTS_HTTP_CLIENT_H
 #define CARRY_TESTS_HTTP_CLIENT_H
@@ -24,7 +24,7 @@ static inline int knock(int port) {
     return to;
 }
 
-/* False when the server hangs up meanwhile. */
+/* False if the server closes the connection meanwhile. */
 static inline bool say(int to, const void *bytes, size_t length) {
     const char *from = bytes;
     while (length > 0) {
@@ -38,7 +38,7 @@ static inline bool say(int to, const void *bytes, size_t length) {
     return true;
 }
 
-/* Bytes that came, 0 when the other side has closed, -1 when nothing came in time. */
+/* The number of bytes read, 0 if the other side has closed, -1 if nothing came in time. */
 static inline ssize_t hear(int from, void *bytes, size_t room, double seconds) {
     struct pollfd wait = {.fd = from, .events = POLLIN};
     if (poll(&wait, 1, (int)(seconds * 1000.0)) <= 0) {
@@ -49,7 +49,7 @@ static inline ssize_t hear(int from, void *bytes, size_t room, double seconds) {
 }
 
 typedef struct reply {
-    int status; /* 0: hung up without a word */
+    int status; /* 0: closed without an answer */
     size_t length;
     char text[64 << 10]; /* head and body, as much as fits */
     const char *body;
@@ -60,7 +60,7 @@ static inline size_t content_length(const char *head) {
     return at != NULL ? (size_t)strtoul(at + 16, NULL, 10) : 0;
 }
 
-/* One answer of a connection that may stay open. */
+/* Reads one answer from a connection that may stay open. */
 static inline void hear_reply(int from, reply *r) {
     r->length = 0;
     r->body = "";
@@ -98,7 +98,7 @@ static inline reply *exchange(int port, const char *request, size_t length) {
     return &r;
 }
 
-/* headers: more lines, each with its end; body may be NULL. */
+/* headers: further lines, each with its line end; body may be NULL. */
 static inline reply *ask_for(int port, const char *method, const char *path, const char *headers, const char *body) {
     static char request[600 << 10];
     int length =
@@ -120,7 +120,8 @@ static inline reply *ask_for(int port, const char *method, const char *path, con
         }                                                                                             \
     } while (0)
 
-/* A WebSocket on a new connection: the connection after 101, or the status in *status and -1. */
+/* Upgrades a new connection to a WebSocket. Returns the connection after status 101; else -1, with the status in
+ *status. */
 static inline int ws_upgrade(int to, int port, const char *path, const char *headers, int *status) {
     char request[2048];
     int length = snprintf(request, sizeof request,
@@ -131,7 +132,8 @@ static inline int ws_upgrade(int to, int port, const char *path, const char *hea
     char head[4096];
     size_t got = 0;
     while (got < sizeof head - 1 && (got < 4 || strstr(head, "\r\n\r\n") == NULL)) {
-        ssize_t one = hear(to, head + got, 1, PATIENCE); /* not a byte of the first message */
+        ssize_t one =
+            hear(to, head + got, 1, PATIENCE); /* byte by byte, so that no byte of the first message is read */
         if (one <= 0) {
             break;
         }
@@ -158,7 +160,7 @@ static inline int ws_join(int port) {
     return to;
 }
 
-/* A frame's header that claims `claimed` bytes, masked with zeros, then `length` of them. */
+/* Sends the header of a frame that claims `claimed` bytes, masked with zeros, and then `length` bytes. */
 static inline bool ws_say(int to, int opcode, bool final, uint64_t claimed, const void *bytes, size_t length) {
     unsigned char head[14] = {(unsigned char)((final ? 0x80 : 0) | opcode)};
     size_t size = 2;
@@ -230,7 +232,7 @@ static inline void ws_hear_kind(int from, int opcode, message *m) {
     assert_int_equal(m->opcode, opcode);
 }
 
-/* The text that answers what was said, not a state. */
+/* Reads the text message that answers the last one sent, and skips state messages. */
 static inline void ws_hear_answer(int from, message *m) {
     do {
         ws_hear_kind(from, 1, m);
@@ -245,7 +247,7 @@ static inline uint64_t little64(const unsigned char *at) {
     return value;
 }
 
-/* The number of the close message, or 0 when the connection ended without. */
+/* The code of the close message, or 0 if the connection ended without one. */
 static inline int ws_hear_close(int from) {
     static message m;
     do {

@@ -28,7 +28,7 @@ static inline held new_held(void) {
     return (held){.came = SIGNAL_FLAG, .gone = SIGNAL_FLAG, .drained = SIGNAL_FLAG};
 }
 
-/* A client of /hold, whose response this thread has. */
+/* A client of /hold, whose response this thread holds. */
 static inline int begin(site *s, held *h) {
     int expected = h->came.count + 1;
     int to = request(s->port, "GET /hold HTTP/1.1\r\nHost: localhost\r\n\r\n");

@@ -37,7 +37,7 @@ static inline int request(int port, const char *format, ...) {
     return to;
 }
 
-/* Everything up to the end of the connection, at most capacity - 1 bytes. */
+/* Reads up to the end of the connection, at most capacity - 1 bytes. */
 static inline size_t hear_to_end(int from, char *text, size_t capacity) {
     size_t length = 0;
     while (length < capacity - 1) {
@@ -54,7 +54,7 @@ static inline size_t hear_to_end(int from, char *text, size_t capacity) {
     return length;
 }
 
-/* Joins the chunks of a body in place. Returns its length; SIZE_MAX: it is cut or malformed. */
+/* Joins the chunks of a body in place. Returns its length, or SIZE_MAX if it is truncated or malformed. */
 static inline size_t join_chunks(char *body, size_t length) {
     size_t from = 0, to = 0;
     for (;;) {
@@ -77,7 +77,7 @@ static inline size_t join_chunks(char *body, size_t length) {
     }
 }
 
-/* An event of another thread, waited for with a deadline. */
+/* An event from another thread, awaited with a deadline. */
 typedef struct signal_flag {
     pthread_mutex_t lock;
     pthread_cond_t set;

@@ -1,13 +1,13 @@
-/* Under the address sanitizer: leaks are only looked for where memory is left. Its walk at the end of every process
-   takes four seconds of processor time on 64-bit ARM, however little was allocated; but a process that holds no more
-   bytes at its end than before main, and those of the threads that still run, has leaked none. Threads must not leave
-   theirs in glibc's cache for that (GLIBC_TUNABLES in tests/CMakeLists.txt), and what is printed has a buffer that is
-   not allocated. leaks_are_found in tests/CMakeLists.txt is this file's test. */
+/* Under the address sanitizer, this file skips the search for leaks in processes that have none. The search at the end
+   of every process takes four seconds of processor time on 64-bit ARM, however little was allocated. A process has
+   leaked nothing if at its end it holds no more bytes than before main, apart from those of threads that still run. For
+   this, threads must not leave memory in glibc's cache (GLIBC_TUNABLES in tests/CMakeLists.txt), and standard output
+   has a static buffer. leaks_are_found in tests/CMakeLists.txt tests this file. */
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
-/* The sanitizer's, whose headers not every gcc has. */
+/* From the sanitizer, whose headers some versions of gcc lack. */
 size_t __sanitizer_get_current_allocated_bytes(void);
 
 static size_t at_start;
@@ -37,7 +37,7 @@ __attribute__((constructor)) static void remember(void) {
 /* Asked by the sanitizer. */
 __attribute__((visibility("default"))) int __lsan_is_turned_off(void);
 int __lsan_is_turned_off(void) {
-    struct stat tasks; /* a folder with a folder for each thread */
+    struct stat tasks; /* a folder that contains a folder for each thread */
     size_t others = stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 3 ? (size_t)tasks.st_nlink - 3 : 0;
     return __sanitizer_get_current_allocated_bytes() <= at_start + others * of_a_thread;
 }

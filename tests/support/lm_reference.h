@@ -1,5 +1,5 @@
-/* A language model in float64, token by token and as plainly as it can be written: what the tests of the model compare
-   with. Weights are doubles in the layout of the model's flat buffer. One sequence at a time. */
+/* A language model in float64, token by token and as plainly as possible: the reference of the model's tests. Weights
+   are doubles in the layout of the model's flat buffer. One sequence at a time. */
 #ifndef CARRY_TESTS_LM_REFERENCE_H
 #define CARRY_TESTS_LM_REFERENCE_H
 
@@ -79,7 +79,7 @@ static inline SUPPORT_UNWATCHED void reference_norm(double *y, const double *x, 
     }
 }
 
-/* In place; without weights the activation alone. */
+/* Convolves in place; without weights, only the activation. */
 static inline SUPPORT_UNWATCHED void reference_conv(double *x, const double *w, int64_t T, int64_t C, int64_t W,
                                                     carry_activation activation) {
     for (int64_t t = T - 1; t >= 0; t--) {
@@ -218,7 +218,7 @@ static inline SUPPORT_UNWATCHED double *reference_logits(const reference *r, con
     return logits;
 }
 
-/* The sum over counted tokens of B sequences. */
+/* The sum of losses over the counted tokens of B sequences. */
 static inline SUPPORT_UNWATCHED double reference_loss(const reference *r, const int64_t *ids, const int64_t *labels,
                                                       int64_t B, int64_t T) {
     int64_t n = r->lm->config.vocab_size;

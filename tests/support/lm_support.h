@@ -22,12 +22,12 @@ static inline carry_lm_config small(const carry_lm_family *family) {
     own->head_dim = 5;
     own->expand_v = family == &carry_lm_family_delta_net ? 1.0 : 2.0;
     own->intermediate_size = 20;
-    /* Heads this small give outputs near zero at intervals, and a norm with little eps turns those into noise. */
+    /* Heads this small sometimes give outputs near zero, and a norm with a small eps turns those into noise. */
     c.norm_eps = 1e-2;
     return c;
 }
 
-/* Start values, with matrices `factor` times as large: with 20, everything matters. */
+/* Initial weights, with matrices `factor` times as large: with 20, every part has a visible effect. */
 static inline carry_lm *model_scaled(carry_ctx *ctx, carry_lm_config config, float factor) {
     carry_lm *lm;
     assert_ok(ctx, carry_lm_new(ctx, &lm, &config, 0));
@@ -46,7 +46,7 @@ static inline carry_lm *model(carry_ctx *ctx, carry_lm_config config) {
     return model_scaled(ctx, config, 20.0f);
 }
 
-/* One call in memory of exactly the size that was stated, poisoned. */
+/* Runs one call in memory of exactly the stated size, filled with NaN. */
 static inline carry_status run_once(carry_lm *lm, const carry_lm_pass_options *options, const carry_lm_args *args) {
     carry_lm_pass *pass;
     carry_status status = carry_lm_pass_new(lm, &pass, options);

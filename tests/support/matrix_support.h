@@ -1,5 +1,4 @@
-/* Matrices whose rows lie a little further apart than they are long; the gaps are NaN: what is read or written there is
-   seen. */
+/* Matrices with gaps of NaN between their rows, so that a read or write there is noticed. */
 #ifndef CARRY_TESTS_MATRIX_SUPPORT_H
 #define CARRY_TESTS_MATRIX_SUPPORT_H
 

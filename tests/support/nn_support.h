@@ -1,4 +1,4 @@
-/* What the tests of carry/nn.h share: arrays of every type with the same numbers in float64 beside them, contexts of 1,
+/* Shared by the tests of carry/nn.h: arrays of every type with the same numbers in float64 beside them, contexts of 1,
    2 and 3 threads, and gradients of a float64 function by differences. */
 #ifndef CARRY_TESTS_NN_SUPPORT_H
 #define CARRY_TESTS_NN_SUPPORT_H
@@ -15,7 +15,7 @@ static void *kept[4096];
 static int kept_count;
 static uint64_t streams;
 
-/* Contexts to go on by in loops over all: few are those of 1 and 3 threads. */
+/* The step of loops over all contexts: with few cases, only those of 1 and 3 threads. */
 static inline int ctxs_step(void) {
     return support_cases(1, 2);
 }
@@ -53,7 +53,7 @@ static inline int free_kept(void **state) {
     return 0;
 }
 
-/* A tensor and its numbers in float64, as they are after rounding to its type. */
+/* A tensor and its numbers in float64, after rounding to its type. */
 typedef struct array {
     carry_tensor t;
     double *v;
@@ -100,8 +100,8 @@ static inline SUPPORT_UNWATCHED double rounding(carry_dtype dtype) {
     return dtype == CARRY_F32 ? 0x1p-24 : dtype == CARRY_BF16 ? 0x1p-8 : 0x1p-11;
 }
 
-/* Each element to its type's rounding, and `bound` for what was lost in f32 before. Numbers below f16's normal ones are
-   2^-24 apart. */
+/* Compares each element to its type's rounding, plus `bound` for errors of f32 before it. Numbers below f16's normal
+   ones are 2^-24 apart. */
 static inline SUPPORT_UNWATCHED void assert_near(const char *what, const array *got, const double *want, double bound) {
     double u = rounding(got->t.dtype);
     double least = got->t.dtype == CARRY_F16 ? 0x1p-25 : 0.0;
@@ -115,15 +115,15 @@ static inline SUPPORT_UNWATCHED void assert_near(const char *what, const array *
     }
 }
 
-/* The same bits, whatever the number of threads: `first` is what one thread made. */
+/* The same bits for every number of threads: `first` is the result of one thread. */
 static inline void assert_same(const char *what, const array *got, const array *first) {
     if (memcmp(got->t.data, first->t.data, (size_t)got->count * carry_dtype_size(got->t.dtype)) != 0) {
         fail_msg("%s depends on the number of threads, or has other bits than its emulation", what);
     }
 }
 
-/* got[i] against (loss(x + h e_i) - loss(x - h e_i)) / 2h over every step-th element of x, or a seventh of them. With h
-   = 1e-5 in float64 the difference is off by h^2 and 1e-16/h of the loss: 1e-9 here. */
+/* Compares got[i] with (loss(x + h e_i) - loss(x - h e_i)) / 2h for every step-th element of x, or a seventh of them.
+   With h = 1e-5 in float64 the difference is off by h^2 and 1e-16/h of the loss: 1e-9 here. */
 typedef double (*loss_function)(const void *problem);
 
 static inline SUPPORT_UNWATCHED void assert_gradient(const char *what, const array *got, array *x, int64_t step,

@@ -10,14 +10,14 @@ typedef struct shape {
     int64_t batch, tokens, heads, value_heads, key, value;
 } shape;
 
-/* One token; less, as much and more than a chunk of 16; a prime length; one head and groups; K and V of one, odd, above
-   a vector; V that a state has in two slices. */
+/* One token; fewer, as many and more tokens than a chunk of 16; a prime length; one head and groups; K and V of one,
+   odd, longer than a vector; V that a state holds in two slices. */
 static const shape shapes[] = {{1, 1, 1, 1, 1, 1},   {2, 15, 1, 2, 3, 5},   {1, 16, 2, 2, 8, 4},  {3, 17, 1, 1, 4, 1},
                                {1, 37, 2, 6, 17, 9}, {2, 64, 1, 1, 32, 32}, {1, 33, 1, 2, 5, 300}};
 
 enum { Q, K, V, BETA, G, TENSORS };
 
-/* Inputs, outputs and gradients of a layer, in the problem's type but for states and parameters. */
+/* Inputs, outputs and gradients of a layer, in the problem's type except for states and parameters. */
 typedef struct layer {
     carry_delta_problem problem;
     int64_t sequences; /* N, also where not packed */
@@ -53,7 +53,7 @@ static inline void *poison(int64_t count) {
     return data;
 }
 
-/* A packed row of a sequence of one token, an empty one, the rest in two. */
+/* Packs a row: a sequence of one token, an empty one, and two with the rest. */
 static inline void cut(layer *l) {
     int64_t T = l->problem.tokens;
     const int64_t cuts[] = {0, T > 1 ? 1 : 0, T > 1 ? 1 : 0, (T + 1) / 2, T};
@@ -70,7 +70,7 @@ static inline layer layer_new(const carry_delta_problem *problem, bool packed, b
     int64_t tokens = p->batch * p->tokens;
     const int64_t counts[] = {tokens * p->heads * p->key, tokens * p->heads * p->key,
                               tokens * p->value_heads * p->value, tokens * p->value_heads, tokens * p->value_heads};
-    float size = p->l2norm ? 1.0f : 1.0f / sqrtf((float)p->key); /* keys are no longer than one */
+    float size = p->l2norm ? 1.0f : 1.0f / sqrtf((float)p->key); /* keys are at most 1 long */
     for (int i = 0; i < TENSORS; i++) {
         l.count[i] = counts[i];
         l.dx[i] = poison(counts[i]);
@@ -108,7 +108,7 @@ static inline carry_tensor rows(const layer *l, void *data, int64_t heads, int64
     return carry_view(data, l->problem.dtype, width > 0 ? 4 : 3, sizes);
 }
 
-/* Forward and backward in a workspace of exactly the size that was stated. */
+/* Runs forward and backward in a workspace of exactly the stated size. */
 static inline carry_status run(carry_ctx *ctx, layer *l, const carry_lm_recurrence *recurrence, const void *options) {
     const carry_delta_problem *p = &l->problem;
     void *running;

@@ -1,4 +1,4 @@
-/* Sequences of small models through a runner: random pieces and single tokens beside each other, in shuffled pages. */
+/* Sequences of small models through a runner: random pieces and single tokens in the same steps, in shuffled pages. */
 #ifndef CARRY_TESTS_RUNNER_SUPPORT_H
 #define CARRY_TESTS_RUNNER_SUPPORT_H
 
@@ -12,7 +12,7 @@
 #define RUNNER_VOCABULARY SUPPORT_VOCABULARY
 #define RUNNER_MODELS (HYBRIDS + 7)
 
-/* Every kind of mixer and option of the state: the hybrids, then models of one kind of layer. */
+/* Models with every kind of mixer and option of the state: the hybrids, then models with one kind of layer. */
 static inline carry_lm_config runner_model(int index) {
     if (index < HYBRIDS) {
         return hybrid(index);
@@ -52,8 +52,8 @@ typedef struct runner_case {
     int32_t slot[RUNNER_SEQUENCES];
     int64_t length[RUNNER_SEQUENCES];
     uint32_t random;
-    bool wants_all; /* a token of every run; otherwise of most of them */
-    /* Log probabilities of all tokens after each token; of those that were wanted. */
+    bool wants_all; /* ask for a token in every run; otherwise in most of them */
+    /* Log probabilities of all tokens after each position, and whether they were asked for. */
     float got[RUNNER_SEQUENCES][RUNNER_TOKENS][RUNNER_VOCABULARY];
     bool has[RUNNER_SEQUENCES][RUNNER_TOKENS];
 } runner_case;
@@ -108,7 +108,7 @@ static inline carry_run runner_run(const runner_case *c, int s, int64_t count) {
                        .logprobs = CARRY_RUN_LOGPROBS};
 }
 
-/* Keeps the log probabilities of a result; the sampled token is the likeliest. */
+/* Stores the log probabilities of a result, whose sampled token must be the likeliest. */
 static inline void runner_keep(runner_case *c, int s, const carry_run_result *result) {
     float *to = c->got[s][c->length[s] - 1];
     assert_false(result->is_failed);
@@ -120,7 +120,7 @@ static inline void runner_keep(runner_case *c, int s, const carry_run_result *re
     c->has[s][c->length[s] - 1] = true;
 }
 
-/* One step of the sequences whose count is not 0. */
+/* Runs one step of the sequences whose count is not 0. */
 static inline void runner_step(runner_case *c, const int64_t count[RUNNER_SEQUENCES]) {
     carry_run runs[RUNNER_SEQUENCES];
     carry_run_result results[RUNNER_SEQUENCES];
@@ -145,7 +145,7 @@ static inline void runner_step(runner_case *c, const int64_t count[RUNNER_SEQUEN
     }
 }
 
-/* All sequences to their ends, in random pieces; alone: one sequence after the other. */
+/* Runs all sequences to their ends, in random pieces; with `alone`, one sequence after the other. */
 static inline void runner_finish(runner_case *c, bool alone) {
     for (;;) {
         int64_t count[RUNNER_SEQUENCES] = {0};
@@ -182,8 +182,8 @@ static inline void runner_log_softmax(const float *logits, float *to) {
     }
 }
 
-/* Against the full forward pass of a model on the CPU, by relative RMS of each token's log probabilities. */
-/* Tokens that are farther from the reference than allowed; *of: those that were compared. */
+/* Compares with the full forward pass of a model on the CPU, by the relative RMS of each token's log probabilities.
+   Returns the number of tokens that are farther from it than allowed; *of gets the number that was compared. */
 static inline int runner_differences(const runner_case *c, carry_lm *reference, double allowed, bool fails, int *of) {
     static float logits[RUNNER_TOKENS][RUNNER_VOCABULARY];
     int different = 0;

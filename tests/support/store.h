@@ -1,4 +1,4 @@
-/* What the tests of the run store share: a temporary folder with a store in it. */
+/* Shared by the tests of the run store: a temporary folder with a store in it. */
 #ifndef CARRY_TESTS_STORE_H
 #define CARRY_TESTS_STORE_H
 

@@ -1,4 +1,4 @@
-/* What the tests of the pipeline share: a small model, and a stream whose frames are remembered by their digests. */
+/* Shared by the tests of the pipeline: a small model, and a stream that keeps the digests of its frames. */
 #ifndef CARRY_TESTS_STREAM_SUPPORT_H
 #define CARRY_TESTS_STREAM_SUPPORT_H
 
@@ -10,7 +10,7 @@
 
 enum { CHUNKS = 512 };
 
-/* Heads and ffn_dim that 1, 2, 3 and 6 ranks divide; 4 patches a frame. */
+/* 1, 2, 3 and 6 ranks divide the heads and ffn_dim; a frame has 4 patches. */
 static inline carry_pipeline_options small_stream(void) {
     return (carry_pipeline_options){
         .config = {.dim = 48,
@@ -39,7 +39,7 @@ static inline carry_pipeline_options small_stream(void) {
     };
 }
 
-/* A stream and what was seen of it. Hooks are of rank 0. */
+/* A stream and what its hooks, on rank 0, have seen of it. */
 typedef struct stream {
     carry_pipeline_options options;
     carry_controls *controls;
@@ -47,9 +47,9 @@ typedef struct stream {
     int ranks;
     double deadline;
     int64_t cut_at, stop_at, fail_at, pause_at, prompt_at,
-        lora_at; /* chunks that have been shown before it happens; 0: never */
+        lora_at; /* the number of chunks shown before it happens; 0: never */
     bool has_video;
-    double video; /* by how much all its values change from frame to frame */
+    double video; /* change of all its values from frame to frame */
     int64_t read; /* frames of it */
     /* seen */
     int64_t digest[CHUNKS];
@@ -62,7 +62,7 @@ typedef struct stream {
     carry_status status[RANKS];
 } stream;
 
-static stream *stopping; /* the one whose stop hook is asked: it has no user */
+static stream *stopping; /* the stream of the stop hook, which gets no user pointer */
 
 static inline bool should_stop(void) {
     return stopping != NULL && stopping->stop_at > 0 && stopping->shown >= stopping->stop_at;
@@ -111,7 +111,7 @@ static inline void see_chunk(void *user, const carry_chunk_times *times) {
     }
 }
 
-/* A picture whose values go up and down by `video`. */
+/* A picture whose values alternate by `video`. */
 static inline carry_status read_video(void *user, carry_ctx *ctx, carry_tensor frames, int64_t *got) {
     stream *s = user;
     float *to = frames.data;

@@ -1,5 +1,5 @@
-/* What the tests share: cmocka with the headers it needs, and a context that fails the test when it cannot be made and
-   does not measure the machine. */
+/* Shared by all tests: cmocka with the headers it needs, and a context that does not measure the machine and fails the
+   test if it cannot be made. */
 #ifndef CARRY_TESTS_SUPPORT_H
 #define CARRY_TESTS_SUPPORT_H
 
@@ -19,12 +19,12 @@
 #include "core/clock.h"
 #include "ops/product/rates.h"
 
-/* Some tests of a program alone, by their names: cmocka does not read the environment itself. */
+/* Runs only the tests that CMOCKA_TEST_FILTER matches: cmocka does not read the environment itself. */
 __attribute__((constructor)) static inline void support_filter(void) {
     cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
 }
 
-/* Tests that provoke warnings on purpose need not show them. */
+/* For tests that provoke warnings on purpose. */
 static inline void support_silent(void *user, carry_log_level level, const char *line) {
     (void)user;
     (void)level;
@@ -52,7 +52,7 @@ static inline carry_rates_table support_rates(void) {
     return made;
 }
 
-/* With a wisdom file, rates are those of the file, or measured. */
+/* With a wisdom file, rates come from the file or are measured. */
 static inline carry_ctx *support_ctx(int threads, const char *kernels, const char *wisdom) {
     carry_ctx *ctx;
     carry_status status =
@@ -66,9 +66,9 @@ static inline carry_ctx *support_ctx(int threads, const char *kernels, const cha
     return ctx;
 }
 
-/* Loops of the tests themselves that the sanitizers need not watch, and that take five to fifteen times longer when
-   they do: references in float64. Not for what the library calls, nor for what reads its results: a thread that still
-   writes them is seen there. */
+/* For loops of the tests themselves that the sanitizers need not watch, such as references in float64, which would take
+   five to fifteen times longer. Not for functions that the library calls or that read its results: there a sanitizer
+   must see a thread that is still writing them. */
 #define SUPPORT_UNWATCHED __attribute__((no_sanitize("address", "undefined", "thread")))
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -77,23 +77,23 @@ static inline carry_ctx *support_ctx(int threads, const char *kernels, const cha
 #define SUPPORT_SANITIZED false
 #endif
 
-/* How many cases a test goes through that take the same lines of the library. Few suffice where each takes many times
-   longer: under a sanitizer, which looks for races and bad accesses and not for numbers. CARRY_TEST_CASES=all or few
-   decides otherwise. */
+/* The number of cases of a test that run the same lines of the library. Few suffice under a sanitizer, where each takes
+   many times longer and which looks for races and bad accesses, not for wrong numbers. CARRY_TEST_CASES=all or few
+   overrides this. */
 static inline int support_cases(int all, int few) {
     const char *asked = getenv("CARRY_TEST_CASES");
     bool less = asked != NULL && asked[0] != 0 ? strcmp(asked, "few") == 0 : SUPPORT_SANITIZED;
     return less ? few : all;
 }
 
-/* Whether a test takes case number `turn` of its loops: all of them, or every `few`-th where few suffice. A `few` that
-   has no divisor in common with the loops' lengths still meets every value of each loop. */
+/* True if a test runs case number `turn` of its loops: all of them, or every `few`-th where few suffice. If `few` has
+   no divisor in common with the loops' lengths, every value of each loop still occurs. */
 static inline bool support_takes(int turn, int few) {
     return turn % support_cases(1, few) == 0;
 }
 
-/* The path of golden vectors by name: of ../shared/vectors, which has more cases, or else of tests/golden/vectors.
-   False if neither has them. */
+/* The path of golden vectors by name: in ../shared/vectors, which has more cases, or else in tests/golden/vectors.
+   False if they are in neither. */
 static inline bool support_vectors(char *path, size_t size, const char *name) {
     static const char *const folders[] = {"../shared/vectors", "tests/golden/vectors"};
     for (int i = 0; i < 2; i++) {
@@ -105,8 +105,8 @@ static inline bool support_vectors(char *path, size_t size, const char *name) {
     return false;
 }
 
-/* Repeats an expression every 10 ms until it is true, and fails the test if it is not within two minutes: tests wait
-   for events, with a limit far beyond the time that a busy machine takes, and never for a fixed time. */
+/* Repeats an expression every 10 ms until it is true, and fails the test after two minutes. Tests wait for events, with
+   a limit far longer than a busy machine needs, and never for a fixed time. */
 #define SUPPORT_PATIENCE 120.0 /* seconds */
 #define support_wait_for(expression)                                            \
     do {                                                                        \
@@ -119,7 +119,7 @@ static inline bool support_vectors(char *path, size_t size, const char *name) {
         }                                                                       \
     } while (0)
 
-/* Success, or the test fails with the library's own message. */
+/* Fails the test with the library's message unless the status is CARRY_OK. */
 #define assert_ok(ctx, expression)                                                                         \
     do {                                                                                                   \
         carry_status support_status = (expression);                                                        \
@@ -128,7 +128,7 @@ static inline bool support_vectors(char *path, size_t size, const char *name) {
         }                                                                                                  \
     } while (0)
 
-/* A refusal with this status whose message contains these words. */
+/* Expects a refusal with this status and a message that contains these words. */
 #define assert_refused(ctx, expected, words, expression)                                                         \
     do {                                                                                                         \
         carry_status support_status = (expression);                                                              \

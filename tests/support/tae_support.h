@@ -1,4 +1,4 @@
-/* What the tests of tiny video autoencoders share: a folder with one of random weights, of any widths. */
+/* Shared by the tests of tiny video autoencoders: a folder with random weights of any widths. */
 #ifndef CARRY_TESTS_TAE_SUPPORT_H
 #define CARRY_TESTS_TAE_SUPPORT_H
 
@@ -70,7 +70,7 @@ typedef struct weights {
     int count;
 } weights;
 
-/* Sized so that numbers keep their magnitude from layer to layer. */
+/* Scaled so that numbers keep their magnitude from layer to layer. */
 static inline void add(weights *w, const char *name, int64_t out, int64_t in, int64_t side, bool bias) {
     assert_in_range(w->count, 0, TENSORS - 1 - bias);
     float size = sqrtf(3.0f / (float)(in * side * side)) * 1.2f;
@@ -98,8 +98,8 @@ static inline void add_blocks(weights *w, const char *side, int at, int64_t widt
 static const int grows[] = {1, 2, 2};
 static const int pools[] = {2, 2, 1};
 
-/* decoder: widths of three levels and of what is before the last convolution; encoder: of the first convolution and of
-   three levels. */
+/* decoder: widths of three levels and of the input of the last convolution; encoder: widths of the first convolution
+   and of three levels. */
 static inline weights *random_weights(const int64_t decoder[4], const int64_t encoder[4]) {
     weights *w = keep(sizeof *w);
     memset(w, 0, sizeof *w);

@@ -12,7 +12,7 @@ static inline carry_lm_config byte_config(int64_t vocabulary) {
     return config;
 }
 
-/* Of 256 tokens it has no end, of more it has. */
+/* With 256 tokens the model has no end token, with more it has one. */
 static inline carry_model byte_model(carry_ctx *ctx, int64_t vocabulary) {
     static const char *const added[] = {CARRY_END_OF_TEXT};
     carry_model m = {.start = -1, .end = -1, .other_end = -1, .folder = "here"};

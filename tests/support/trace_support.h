@@ -1,4 +1,4 @@
-/* Traces made by two ranks and by GPUs that are not there, and a check of the trace-event format. */
+/* Traces made by two ranks and by imaginary GPUs, and a check of the trace-event format. */
 #ifndef CARRY_TESTS_TRACE_SUPPORT_H
 #define CARRY_TESTS_TRACE_SUPPORT_H
 
@@ -21,7 +21,7 @@ typedef struct seen {
     span *spans;
     size_t count;
     int processes, counters, kernels, copies;
-    char threads[256]; /* their names, in the order in which they were met */
+    char threads[256]; /* their names, in the order of their events */
     bool process_named[64];
     char wrong[256];
 } seen;
@@ -52,7 +52,7 @@ static inline int by_start(const void *a, const void *b) {
     if (x->start != y->start) {
         return (x->start > y->start) - (x->start < y->start);
     }
-    return (x->end < y->end) - (x->end > y->end); /* the longer one is around the shorter */
+    return (x->end < y->end) - (x->end > y->end); /* of two that begin together, the longer one is the outer one */
 }
 
 static inline bool is_gpu(const char *category) {
@@ -86,7 +86,7 @@ static inline const char *look_at_gpu(const carry_json *args, seen *s) {
                : "a kernel lacks grid, block, registers or shared_bytes";
 }
 
-/* Of the trace-event format: what every event has, and what its phase adds. */
+/* Checks an event against the trace-event format: the fields of every event, and those of its phase. */
 static inline const char *look_at(const carry_json *event, seen *s) {
     const char *phase = carry_json_string(carry_json_find(event, "ph"));
     const char *name = carry_json_string(carry_json_find(event, "name"));
@@ -143,7 +143,7 @@ static inline const char *look_at(const carry_json *event, seen *s) {
     return NULL;
 }
 
-/* Spans of one track are inside each other or apart. */
+/* Two spans of one track are nested or disjoint. */
 static inline const char *check_nesting(seen *s) {
     qsort(s->spans, s->count, sizeof *s->spans, by_start);
     const span *open[256];
@@ -164,7 +164,7 @@ static inline const char *check_nesting(seen *s) {
     return NULL;
 }
 
-/* NULL when all is well; the caller's seen then has the numbers. */
+/* NULL if the trace is valid, and then *s has the counts; else an error message. */
 static inline const char *check_trace(const void *bytes, size_t length, seen *s) {
     size_t text_length;
     char *text = expand(bytes, length, &text_length);
@@ -174,7 +174,7 @@ static inline const char *check_trace(const void *bytes, size_t length, seen *s)
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_json *root = NULL;
     (void)carry_json_parse(ctx, &root, text, text_length, "the trace");
-    /* Perfetto reads no further than the first key that it does not know. */
+    /* Perfetto stops at the first unknown key. */
     bool first = text_length > 15 && strncmp(text, "{\"traceEvents\":", 15) == 0;
     free(text);
     const carry_json *events = carry_json_find(root, "traceEvents");
@@ -240,7 +240,8 @@ static inline made make_trace(int64_t events, int64_t items) {
     return make_trace_with(NULL, events, items);
 }
 
-/* Two GPUs. On the first, a stream with two graphs' branches at the same time and one with copies; 10 us each. */
+/* Two GPUs. The first has a stream with two branches of a graph at the same time and a stream with copies; 10 us
+   each. */
 static inline carry_activity_log *make_log(int64_t records, int kernels) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_activity_log *log;

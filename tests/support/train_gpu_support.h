@@ -6,7 +6,7 @@
 
 #include "carry/device.h"
 
-/* What a run calls besides what `told` has; NULL: nothing. */
+/* Hooks of a run besides those that fill `told`; NULL: no hook. */
 typedef struct gpu_hooks {
     bool (*stop)(void);
     void (*step)(carry_ctx *ctx, int rank, int device, int64_t done, bool is_end);
@@ -38,7 +38,7 @@ static inline void gpu_ok(const carry_train_options *options, bool resume, const
     }
 }
 
-/* As little as shows it: an emulated GPU is slow. */
+/* The smallest useful run: an emulated GPU is slow. */
 static inline carry_train_options small(const char *out) {
     carry_train_options o = tiny(out);
     o.batch = 2;

@@ -1,4 +1,4 @@
-/* Small training runs for tests: in a folder of their own, on ranks that are threads. */
+/* Small training runs for tests: in a temporary folder, on ranks that are threads. */
 #ifndef CARRY_TESTS_TRAIN_SUPPORT_H
 #define CARRY_TESTS_TRAIN_SUPPORT_H
 
@@ -22,7 +22,7 @@
         }                                                                                               \
     } while (0)
 
-/* What a run told. */
+/* Figures and messages that a run reported. */
 typedef struct told {
     double loss[SUPPORT_STEPS + 1], norm[SUPPORT_STEPS + 1], rate[SUPPORT_STEPS + 1]; /* by step, from 1 */
     double evaluation, accuracy, memory;
@@ -65,7 +65,7 @@ static inline carry_status run_rank(void *user, carry_comm *comm) {
     return carry_train_run(comm, run->options, run->hooks);
 }
 
-/* A tiny model on the copying task: every step is told. */
+/* A tiny model on the copying task, which reports every step. */
 static inline carry_train_options tiny(const char *out) {
     carry_train_options o = carry_train_options_default();
     (void)snprintf(o.task, sizeof o.task, "copy");

@@ -1,4 +1,4 @@
-/* Wisdom in a folder of its own, for the tests of its file and of the contexts that share it. */
+/* Wisdom in a temporary folder, for the tests of its file and of the contexts that share it. */
 #ifndef CARRY_TESTS_WISDOM_SUPPORT_H
 #define CARRY_TESTS_WISDOM_SUPPORT_H
 
@@ -8,7 +8,7 @@
 
 #define PATH_ROOM 512
 
-/* A folder of its own, with a file in it and a path below that file, where nothing can ever be written. */
+/* A temporary folder with a file in it, and a path below that file, which can never be written. */
 typedef struct place {
     char folder[PATH_ROOM / 4], file[PATH_ROOM], below[PATH_ROOM];
     carry_ctx *ctx; /* for parsing and printing; has no file */
@@ -35,7 +35,7 @@ static inline int place_end(void **state) {
     (void)unlink(aside);
     (void)unlink(p->file);
     carry_ctx_free(p->ctx);
-    return rmdir(p->folder); /* fails the group when something is left beside */
+    return rmdir(p->folder); /* fails the group if another file is left */
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* Tokenizers: numbers and texts equal those that the `tokenizers` library gave for golden/tokenizer; whatever bytes go
-   in come out again; a damaged tokenizer.json is refused with an error message. */
+/* Tokenizers: ids and texts equal those that the `tokenizers` library gave for golden/tokenizer; any bytes decode to
+   themselves after encoding; a damaged tokenizer.json is refused with an error message. */
 #include "support.h"
 
 #include <sys/stat.h>
@@ -48,7 +48,7 @@ static void check_encode(carry_encoder *encoder, const char *line, const char *e
     size_t length = take_hex(line, bytes);
     size_t count = take_ids(expected, ids);
     carry_ids got = {0};
-    for (int turn = 0; turn < 2; turn++) { /* the second finds its pieces remembered */
+    for (int turn = 0; turn < 2; turn++) { /* the second turn finds its pieces in the cache */
         got.count = 0;
         assert_ok(ctx, carry_encode(ctx, encoder, &got, bytes, length, CARRY_SPECIALS_FOUND));
         if (got.count != count || (count > 0 && memcmp(got.id, ids, count * sizeof *ids) != 0)) {
@@ -109,7 +109,7 @@ static void test_tokens_equal_those_of_tokenizers(void **state) {
     carry_tokenizer_close(tokenizer);
 }
 
-/* Training on the same text gives the same tokenizer, and so the same file; in whatever blocks the text comes. */
+/* Training on the same text gives the same tokenizer and the same file, however the text is split into blocks. */
 static void test_training_equals_that_of_tokenizers(void **state) {
     (void)state;
     char *text;
@@ -178,7 +178,7 @@ static void test_what_is_written_is_read_again(void **state) {
     carry_tokenizer_close(bytes);
 }
 
-/* Random bytes, of which some stretches are text: any byte sequence is encoded and decoded to itself. */
+/* Random bytes with stretches of text: any byte sequence is encoded and decoded to itself. */
 static size_t random_bytes(uint64_t stream, unsigned char *bytes, size_t most) {
     size_t length = draw(stream, 0, (uint32_t)most);
     static const char *const parts[] = {"the ",   " and\n",        "'s",           "\xE6\xBC\xA2", "\xF0\x9F\x99\x82",
@@ -225,7 +225,7 @@ static void test_any_bytes_come_back(void **state) {
     carry_tokenizer_close(tokenizer);
 }
 
-/* A long piece goes through the heap, a short one does not: both must merge as the definition says. */
+/* Long pieces use the heap, short ones do not: both must merge by the definition. */
 static void test_long_pieces_merge_as_short_ones(void **state) {
     (void)state;
     /* Overlaps and chains. */
@@ -256,7 +256,7 @@ static void test_long_pieces_merge_as_short_ones(void **state) {
             id[i] = piece[i];
         }
         size_t count = length;
-        for (int rank = 0; rank < 4;) { /* the first rule that applies, at its leftmost place; then all anew */
+        for (int rank = 0; rank < 4;) { /* applies the first matching rule at its leftmost place, then starts again */
             size_t at = 0;
             while (at + 1 < count && (id[at] != merge[rank][0] || id[at + 1] != merge[rank][1])) {
                 at++;
@@ -283,7 +283,7 @@ static void test_long_pieces_merge_as_short_ones(void **state) {
     carry_tokenizer_close(bytes);
 }
 
-/* Both parts of a text that is cut at a good place have the tokens of the whole. */
+/* The two parts of a text that is cut at a good place have the tokens of the whole. */
 static void test_cuts_change_no_tokens(void **state) {
     (void)state;
     static const char *const added[] = {CARRY_END_OF_TEXT, "<|a b c|>"};
@@ -298,7 +298,8 @@ static void test_cuts_change_no_tokens(void **state) {
         if (turn % 3 == 0 && length > 40) {
             memcpy(bytes + length - 30, "x <|a b c|> y", 13);
         }
-        size_t known = length - draw(turn, 7, (uint32_t)(length / 3 + 1)); /* what was read when the cut was chosen */
+        size_t known =
+            length - draw(turn, 7, (uint32_t)(length / 3 + 1)); /* the bytes that were read when the cut was chosen */
         size_t cut = carry_tokenizer_last_cut(tokenizer, bytes, known);
         assert_true(cut < known || known == 0);
         carry_ids whole = {0};
@@ -317,7 +318,7 @@ static void test_cuts_change_no_tokens(void **state) {
     carry_tokenizer_close(tokenizer);
 }
 
-/* Pieces too: bytes alone do not show where pieces end. */
+/* The pieces stay the same, too: bytes alone do not show where pieces end. */
 static void test_cuts_change_no_pieces(void **state) {
     (void)state;
     carry_pattern *pattern;
@@ -358,7 +359,7 @@ static void test_a_text_that_grows_is_utf8_at_every_moment(void **state) {
             at += step;
         }
         written += carry_unfold_end(&unfold, text + written);
-        size_t valid = 0; /* what is UTF-8 in the bytes must be in the text, in order */
+        size_t valid = 0; /* valid UTF-8 in the bytes must be in the text, in order */
         for (size_t at = 0; at < written;) {
             int used = carry_utf8_at((const unsigned char *)text + at, written - at);
             assert_true(used > 0);
@@ -393,7 +394,7 @@ static void test_numbers_that_are_no_tokens_are_refused(void **state) {
     carry_tokenizer_close(tokenizer);
 }
 
-/* The golden file with one thing replaced. */
+/* The golden file with one text replaced must be refused. */
 static void expect_refusal(const char *file, const char *from, const char *to, carry_status status, const char *words) {
     const char *at = strstr(file, from);
     assert_non_null(at);

@@ -22,7 +22,7 @@ static carry_tokenizer *with_template(const char *template) {
     return made;
 }
 
-/* One whose template and settings lie beside it. */
+/* A tokenizer with its template and settings in the same folder. */
 static carry_tokenizer *with_files(const char *template, const char *settings, char folder[CARRY_FILE_PATH]) {
     static const char *const added[] = {CARRY_END_OF_TEXT, "<|im_start|>", "<|im_end|>"};
     char path[CARRY_FILE_PATH];

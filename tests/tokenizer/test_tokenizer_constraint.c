@@ -1,7 +1,7 @@
-/* Constrained sampling: texts that match are accepted and others are not; random walks through masks end in texts that
-   match; a token is allowed exactly if its bytes are; expressions and schemas that are wrong, not supported or too
-   large are refused by name. With arguments KIND TEXT COUNT the program prints COUNT texts of random walks as JSON
-   strings, which tests/constraint_check.py compares with Python's re and jsonschema. */
+/* Constrained sampling: matching texts are accepted and others are not; random walks through masks end in matching
+   texts; a token is allowed exactly if its bytes are; expressions and schemas that are wrong, unsupported or too large
+   are refused by name. With arguments KIND TEXT COUNT the program prints COUNT texts of random walks as JSON strings,
+   which tests/constraint_check.py compares with Python's re and jsonschema. */
 #include "support.h"
 
 #include "core/json.h"
@@ -15,7 +15,7 @@ static carry_ctx *ctx;
 static carry_tokenizer *bytes;  /* ids 0 to 255 are bytes, 256 ends texts */
 static carry_tokenizer *pieces; /* and some longer tokens */
 
-/* The vocabulary of bytes with more tokens: its file with more added tokens. */
+/* The vocabulary of bytes plus some added tokens, made from its file. */
 static carry_tokenizer *make_pieces(void) {
     static const char *const more[] = {"{\\\"", "\\\": ", "\\\", \\\"", "true", "tr",    "null}",   "}}",
                                        "]}",    "ab",     "abc",        "12",   "3.",    "\\u4e2d", "\\u4e2d\\u6587",
@@ -168,8 +168,8 @@ static void test_matching_texts_are_accepted(void **unused) {
     check_examples(CARRY_CONSTRAINT_SCHEMA, schemas, sizeof schemas / sizeof *schemas);
 }
 
-/* A walk of random allowed tokens; closing characters are likelier, so that texts end. Returns the bytes; 0 if the text
-   did not end. */
+/* A walk of random allowed tokens, in which closing characters are likelier so that texts end. Returns the number of
+   bytes, or 0 if the text did not end. */
 static size_t walk(carry_constraint_kind kind, const char *constraint, uint64_t seed, char *text) {
     static const int32_t ends[] = {END};
     carry_cursor *cursor = open_cursor(pieces, kind, constraint);
@@ -228,7 +228,7 @@ static void test_random_walks_give_matching_texts(void **unused) {
     }
 }
 
-/* A token is allowed exactly if a cursor takes its bytes one by one. */
+/* A token is allowed exactly if a cursor accepts its bytes one by one. */
 static void test_masks_equal_bytes(void **unused) {
     (void)unused;
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
@@ -337,7 +337,7 @@ static void test_wrong_constraints_are_refused_by_name(void **unused) {
     }
 }
 
-/* More states than memory allows: they are dropped and found again, and the text goes on. */
+/* More states than the memory limit allows: they are dropped and computed again, and the text goes on. */
 static void test_many_states_are_dropped_and_found_again(void **unused) {
     (void)unused;
     carry_cursor *cursor = open_cursor(bytes, CARRY_CONSTRAINT_REGEX, "(a|b)*a(a|b){14}c");

@@ -1,6 +1,6 @@
 /* Tokenizers of the published kinds (Qwen, OLMo, GPT-NeoX, Llama 2 and 3, Mistral, ...): tokens and texts equal those
-   that the `tokenizers` package gave (golden/tokenizers, made by make_tokenizers.py); text that comes token by token
-   equals the whole; a text that is cut has the same tokens. */
+   that the `tokenizers` package gave (golden/tokenizers, made by make_tokenizers.py); a text decoded token by token
+   equals the whole; a split text has the same tokens. */
 #include "support.h"
 
 #include "core/file.h"
@@ -22,7 +22,7 @@ static bool needs_nfc(const char *kind) {
     return strncmp(kind, "qwen", 4) == 0 || strcmp(kind, "neox") == 0;
 }
 
-/* NULL where this build cannot read it, which is refused by name. */
+/* NULL if this build cannot read it; then it must be refused by name. */
 static carry_tokenizer *open_kind(const char *kind) {
     char path[256];
     (void)snprintf(path, sizeof path, GOLDEN "%s.json", kind);
@@ -60,7 +60,7 @@ static void encode_whole(carry_encoder *encoder, const carry_tokenizer *tokenize
     assert_ok(ctx, carry_encode_end(ctx, tokenizer, ids));
 }
 
-/* The text of numbers as it is shown, whole. */
+/* The text of all ids, decoded at once. */
 static size_t decode_whole(const carry_tokenizer *tokenizer, const carry_ids *ids, char *shown) {
     char *text;
     size_t length;
@@ -95,7 +95,7 @@ static void check_text(const char *kind, const carry_tokenizer *tokenizer, carry
     size_t length = take_hex(hex, text);
     size_t count = take_ids(expected, ids);
     carry_ids got = {0};
-    for (int turn = 0; turn < 2; turn++) { /* the second finds its pieces remembered */
+    for (int turn = 0; turn < 2; turn++) { /* the second turn finds its pieces in the cache */
         encode_whole(encoder, tokenizer, &got, text, length);
         if (got.count != count || (count > 0 && memcmp(got.id, ids, count * sizeof *ids) != 0)) {
             fail_msg("%s: other tokens for %s", kind, hex);
@@ -187,14 +187,15 @@ static void test_cuts_change_no_tokens(void **state) {
             carry_ids_free(&whole);
             carry_ids_free(&parts);
         }
-        /* Nowhere: an unknown pattern; whole pieces are looked up (mistral). */
+        /* No cuts for an unknown pattern, nor where whole pieces are looked up (mistral). */
         assert_true(cuts > 300 || strcmp(kinds[k], "gpt4o") == 0 || strcmp(kinds[k], "mistral") == 0);
         carry_encoder_free(encoder);
         carry_tokenizer_close(tokenizer);
     }
 }
 
-/* Bytes that are no UTF-8 have tokens, and come back where nothing normalizes and no mark stands in the text. */
+/* Bytes that are not UTF-8 have tokens, and decode to the same bytes if the tokenizer does not normalize and the text
+   contains none of its marks. */
 static void test_any_bytes_come_back(void **state) {
     (void)state;
     static const char *const kept[] = {"olmo2", "llama3", "gpt4o", "digits", "llama2", "marks"};
@@ -225,7 +226,7 @@ static void test_any_bytes_come_back(void **state) {
     }
 }
 
-/* A file with parts that this code does not write is kept as it is. */
+/* A file with parts that this code does not write itself is kept as it is. */
 static void test_what_was_read_is_written_byte_for_byte(void **state) {
     (void)state;
     for (size_t k = 0; k < KINDS; k++) {
@@ -249,7 +250,7 @@ static void test_what_was_read_is_written_byte_for_byte(void **state) {
     }
 }
 
-/* The file of a kind with one thing replaced. */
+/* The file of a kind with one text replaced must be refused. */
 static void expect_refusal(const char *kind, const char *from, const char *to, const char *words) {
     char path[256];
     char *file;

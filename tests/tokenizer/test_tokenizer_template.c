@@ -1,5 +1,5 @@
 /* Chat templates render as Jinja2 does in transformers' environment. tests/golden/template has templates, inputs and
-   what Jinja2 made of them (tests/make_templates.py); CARRY_TEMPLATES names another file of the same form. */
+   Jinja2's outputs (tests/make_templates.py); CARRY_TEMPLATES names another file of the same form. */
 #include <dirent.h>
 #include <time.h>
 
@@ -19,7 +19,7 @@ static struct tm time_of(const char *text) {
     return now;
 }
 
-/* NULL: as expected; else what differs, for a person. The caller frees it. */
+/* NULL if the output is as expected; else a description of the difference, which the caller frees. */
 static char *check_case(const carry_json *one) {
     const carry_json *source = carry_json_find(one, "template"), *expected = carry_json_find(one, "expected");
     const carry_json *input = carry_json_find(one, "input"), *error = carry_json_find(one, "error");

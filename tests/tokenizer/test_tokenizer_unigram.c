@@ -1,5 +1,5 @@
 /* Unigram tokenizers against ids that SentencePiece made (tests/make_unigram.py), from both kinds of files; damaged
-   files, and texts that are no UTF-8 or too long. */
+   files, and texts that are not UTF-8 or too long. */
 #include "support.h"
 
 #include <stdio.h>
@@ -83,7 +83,7 @@ static void test_what_does_not_fit_is_left_out_before_the_end(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* Cut at any byte, or with one changed, a file is refused or read, and nothing else happens (asan looks). */
+/* A file cut at any byte, or with one changed, is refused or read, and nothing else happens (asan checks). */
 static void test_damaged_files_are_refused(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -116,7 +116,7 @@ static void test_damaged_files_are_refused(void **state) {
         }
         carry_unigram_free(u);
     }
-    assert_true(refused >= 95); /* what is cut has no whole map, or pieces alone */
+    assert_true(refused >= 95); /* a cut file has an incomplete map, or only pieces */
     free(bytes);
     (void)unlink(path);
     (void)rmdir(folder);

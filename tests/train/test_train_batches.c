@@ -1,5 +1,5 @@
-/* Batches: the union over ranks is the batch of one rank; a position is all that resuming needs; in one pass every
-   label counts once. */
+/* Batches: the parts of all ranks together equal the batch of one rank; a position is all that resuming needs; in one
+   pass every label counts once. */
 #include "support.h"
 
 #include <unistd.h>
@@ -57,7 +57,7 @@ static void test_shuffled_orders_are_permutations(void **state) {
     }
 }
 
-/* For each split: glue the shares of all ranks together and compare with one rank. Every rank reads for itself. */
+/* For each split: joins the parts of all ranks and compares them with one rank. Every rank reads separately. */
 static void compare_split(int ranks, int parts, bool shuffle) {
     enum { ROWS = 12, LENGTH = 60, STEPS = 40 };
     carry_corpus *corpus = open_corpus(false, 9000);
@@ -128,7 +128,8 @@ static void test_labels_are_the_inputs_shifted(void **state) {
     carry_corpus_free(corpus);
 }
 
-/* Stop after any batch, start anew at its position, here also with another number of ranks: the same goes on. */
+/* Stops after any batch and starts again at its position, also with another number of ranks: the same batches
+   follow. */
 static void test_a_position_is_all_that_resuming_needs(void **state) {
     (void)state;
     carry_corpus *corpus = open_corpus(false, 9000);
@@ -165,7 +166,7 @@ static void test_a_position_is_all_that_resuming_needs(void **state) {
     carry_corpus_free(corpus);
 }
 
-/* In order and once: the labels, one after the other, are all tokens but the first; over several windows too. */
+/* In order and once: the labels, one after the other, are all tokens except the first; also over several windows. */
 static void test_one_pass_counts_every_label_once(void **state) {
     (void)state;
     carry_corpus *one = open_corpus(true, 1 << 24);
@@ -238,7 +239,7 @@ static void test_a_text_shorter_than_a_row_is_padded(void **state) {
     carry_batches *batches = make(&source, (carry_batches_options){.rows = 2, .length = 8});
     const carry_batch *batch;
     assert_ok(ctx, carry_batches_next(ctx, batches, &batch));
-    assert_int_equal(batch->labels, 4); /* twice: b and the end, which a and b foresee */
+    assert_int_equal(batch->labels, 4); /* in each of two rows: b after a, and the end after b */
     assert_int_equal(batch->input[0], 'a');
     assert_int_equal(batch->label[1], source.end);
     assert_int_equal(batch->label[2], CARRY_NO_LABEL);

@@ -1,4 +1,4 @@
-/* Checkpoints: a damaged one is skipped for the one before, and nothing is lost by a write that fails. */
+/* Checkpoints: a damaged one is skipped in favour of the previous one, and a failed write loses nothing. */
 #include "train_support.h"
 
 #include <dirent.h>
@@ -11,7 +11,7 @@
 
 static const char *const files[] = {"config.json", "model.safetensors", "optimizer.safetensors", "train.json"};
 
-/* A run of 8 steps with checkpoints at 4 and 8; of a text, so that there is a tokenizer. */
+/* A run of 8 steps with checkpoints at 4 and 8; on a text, so that there is a tokenizer. */
 static void make_run(const char *out) {
     told t;
     carry_train_options o = tiny(out);
@@ -38,7 +38,7 @@ static void find_step(const char *out, int64_t wanted, int notes) {
     carry_ctx_free(ctx);
 }
 
-/* The file with `length` bytes of what it had, byte `flipped` of them (if any) changed. */
+/* Writes the first `length` bytes to the file, with byte `flipped` changed if it is among them. */
 static void damage(const char *path, const char *bytes, size_t length, size_t flipped) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     char *other = malloc(length + 1);
@@ -109,7 +109,7 @@ static void test_a_changed_note_makes_the_one_before_be_used(void **state) {
     (void)snprintf(path, sizeof path, "%s/step-8/train.json", out);
     char *bytes = bytes_of(out, "step-8/train.json", &length);
     size_t end = length;
-    while (end > 0 && memcmp(bytes + end - 1, "]", 1) != 0) { /* the sum stands behind the list of files */
+    while (end > 0 && memcmp(bytes + end - 1, "]", 1) != 0) { /* the checksum follows the list of files */
         end--;
     }
     for (size_t at = 0; at < end; at += 3) {
@@ -139,7 +139,7 @@ static void test_resuming_goes_on_from_the_one_before(void **state) {
     assert_int_equal(t.notes, 1);
     assert_int_equal(t.last, 8);
     assert_true(t.loss[8] == wanted);
-    find_step(b, 8, 0); /* written again, over the damaged one */
+    find_step(b, 8, 0); /* written again over the damaged one */
     strcat(a, "/latest");
     strcat(b, "/latest");
     assert_true(same_file(a, b, "model.safetensors"));
@@ -185,7 +185,7 @@ static void test_the_last_ones_are_kept_and_leftovers_swept(void **state) {
     strcat(path, "/model.safetensors.AbCdEf");
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     assert_ok(ctx, carry_file_replace(ctx, path, "x", 1));
-    (void)snprintf(path, sizeof path, "%s/.latest", out); /* a link on its way, when it was killed */
+    (void)snprintf(path, sizeof path, "%s/.latest", out); /* a temporary link, left by a killed process */
     assert_int_equal(symlink("step-12", path), 0);
     o.steps = 14;
     train_ok(1, &o, true, &t);
@@ -201,7 +201,7 @@ static void test_the_last_ones_are_kept_and_leftovers_swept(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* A disk that is full, by a limit on the size of files: the old checkpoint stays, and is said. */
+/* A full disk, imitated by a limit on the size of files: the old checkpoint stays, and the error message names it. */
 static void test_a_write_that_fails_keeps_the_old_one(void **state) {
     char out[256];
     told t;

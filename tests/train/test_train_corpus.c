@@ -1,5 +1,5 @@
 /* Corpora: the tokens of windows and blocks are those of the whole text; a damaged or shrinking file is refused with a
-   message; WikiText's words are counted as the literature does. */
+   message; WikiText's words are counted as in the literature. */
 #include "support.h"
 
 #include <sys/stat.h>
@@ -25,7 +25,7 @@ static void write_file(const char *path, const void *bytes, size_t length) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* Words, of which some are not ASCII, with single and double spaces and ends of lines. */
+/* Words, some of them not ASCII, with single and double spaces and line ends. */
 static size_t make_text(char *text, size_t most, uint64_t seed) {
     static const char *const words[] = {"the",  "of",           "caf\xC3\xA9", "\xE6\xBC\xA2\xE5\xAD\x97",
                                         "it's", "1234",         "\n\n",        " ",
@@ -109,7 +109,7 @@ static uint64_t sum_of_epoch(carry_corpus *corpus, int64_t epoch, int64_t *token
     return sum;
 }
 
-/* Each epoch has all tokens once, in another order; the same epoch always has the same. */
+/* Each epoch has all tokens once, in another order; the same epoch always has the same order. */
 static void test_epochs_are_other_orders_of_the_same_text(void **state) {
     (void)state;
     carry_tokenizer *tokenizer = golden();
@@ -181,7 +181,7 @@ static void test_bad_files_are_refused_with_an_error_message(void **state) {
     const char *nothing = path_of(1, "nothing");
     assert_int_equal(mkdir(nothing, 0755), 0);
     assert_refused(ctx, CARRY_EFORMAT, "no file", carry_corpus_open(ctx, &corpus, &nothing, 1, &options));
-    /* Binary far behind the start of a file shows when it is reached. */
+    /* Binary data far after the start of a file is reported when it is reached. */
     size_t length = make_text(text, 40000, 1);
     text[30000] = '\0';
     write_file(path, text, length);
@@ -212,7 +212,7 @@ static void test_a_file_that_shrinks_is_refused_with_an_error_message(void **sta
     carry_tokenizer_close(tokenizer);
 }
 
-/* A text without a space has no place to cut, but for between its characters: nothing is lost. */
+/* A text without spaces can only be cut between characters: nothing is lost. */
 static void test_a_text_without_spaces_is_whole(void **state) {
     (void)state;
     carry_tokenizer *tokenizer = golden();
@@ -249,7 +249,7 @@ static void test_words_of_wikitext_are_counted(void **state) {
     static const char small[] = " \n = A name = \n \n one <unk> two\n";
     write_file(path, small, sizeof small - 1);
     assert_ok(ctx, carry_wikitext_words(ctx, path, &words));
-    assert_int_equal(words, 4 + 3 + 4); /* = A name =, three words, four ends of lines */
+    assert_int_equal(words, 4 + 3 + 4); /* = A name =, three words, four line ends */
     assert_ok(ctx, carry_wikitext_is(ctx, path, &is));
     assert_true(is);
     write_file(path, "a b", 3);

@@ -1,5 +1,5 @@
 /* Training a video transformer: the loss falls, ranks agree, a resumed run has the bits of one that was not stopped,
-   and what cannot go on ends with an error message. */
+   and errors end a run with a message. */
 #include "train_support.h"
 
 #include "train/dit/dit_loop.h"
@@ -80,8 +80,8 @@ static void dit_ok(int ranks, const carry_dit_train_options *options, bool resum
     }
 }
 
-/* Velocity starts at zero, so that the loss is the mean square of the target at first: 1 of the noise and some 2 of the
-   latents of pictures this small. */
+/* The velocity starts at zero, so the loss starts at the mean square of the target: 1 from the noise and some 2 from
+   the latents of pictures this small. */
 static void test_the_loss_falls_and_a_model_is_left(void **state) {
     char out[256];
     dit_told t;
@@ -112,7 +112,7 @@ static void test_the_loss_falls_and_a_model_is_left(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* Sums over videos in another order: a few 2^-24 of gradients, which ten steps of Adam enlarge. */
+/* Sums over videos in another order: a few 2^-24 of gradients, which ten steps of Adam amplify. */
 static void test_ranks_agree(void **state) {
     char out[256];
     dit_told one;
@@ -169,7 +169,7 @@ static void test_a_loss_that_is_not_finite_ends_the_run_and_saves(void **state) 
     char out[256];
     dit_told t;
     carry_dit_train_options o = small(below(out, state, "nan"));
-    o.speed = INFINITY; /* nothing can be drawn there: pixels are NaN */
+    o.speed = INFINITY; /* pixels are NaN: nothing can be drawn */
     assert_int_equal(dit_on(1, &o, false, NULL, &t), CARRY_ERANGE);
     assert_non_null(strstr(t.error, "a lower --rate"));
     assert_non_null(strstr(t.error, "step-0"));

@@ -1,5 +1,5 @@
-/* Fine-tuning on examples: the losses of transformers and PEFT (golden/finetune, tests/make_finetune.py), and what is
-   refused. */
+/* Fine-tuning on examples: the losses equal those of transformers and PEFT (golden/finetune, tests/make_finetune.py);
+   refusals. */
 #include "train_support.h"
 
 #include "core/json.h"
@@ -44,7 +44,7 @@ static void compare_losses(const told *t, const char *name, double apart) {
 }
 
 /* Losses of 4 to 6 differ by 1e-6 in f32; steps of Adam amplify that to about 1e-5 after 20. A leak between examples, a
-   wrong mask or a padding that counts changes the first loss by more than 1e-2. */
+   wrong mask or counted padding changes the first loss by more than 1e-2. */
 static void test_twenty_steps_have_the_losses_of_transformers(void **state) {
     char out[256];
     told t;
@@ -73,7 +73,7 @@ static void test_twenty_steps_of_an_adapter_have_the_losses_of_peft(void **state
     compare_losses(&t, "lora", 2e-5);
 }
 
-/* The first batch of the examples through a pass, backward. */
+/* Runs forward and backward on the first batch of the examples. */
 static void run_first_batch(carry_ctx *ctx, carry_lm *lm) {
     carry_tokenizer *tokenizer;
     carry_examples *examples;
@@ -136,7 +136,7 @@ static void test_gradients_of_an_adapter_are_those_of_peft(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* Key for key: what PEFT saved, loaded and saved here, has the same names, shapes and numbers. */
+/* An adapter that PEFT saved, loaded and saved here, has the same names, shapes and numbers. */
 static void test_an_adapter_is_saved_as_it_was_loaded(void **state) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_lm *lm;
@@ -212,7 +212,7 @@ static void test_long_examples_are_cut_if_asked(void **state) {
     assert_non_null(strstr(t.error, "its prompt fills the row"));
 }
 
-/* Every example once an epoch, in another order. */
+/* Each epoch has every example once, in another order. */
 static void test_epochs_have_all_examples_in_other_orders(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -252,7 +252,7 @@ static void test_epochs_have_all_examples_in_other_orders(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* Stopped in the middle and resumed: the bits of the run that was not stopped. */
+/* Stopped in the middle and resumed: the bits equal those of a run that was not stopped. */
 static void resumed_is_whole(void **state, const char *name, carry_train_options o) {
     char whole[256];
     char parts[256];

@@ -20,7 +20,7 @@ static carry_status on_device(const carry_train_options *options, int device, to
     return status;
 }
 
-/* The second step has the weights that the first one made: a gradient that is wrong is seen there. */
+/* The second step uses the weights that the first one made, so it shows a wrong gradient. */
 static void two_steps(void **state, const char *name, const char *dtype, int64_t head_dim, int64_t length,
                       double apart) {
     char out[256];
@@ -60,7 +60,7 @@ static void test_bf16_heads_of_128(void **state) {
     two_steps(state, "chunks", "bf16", 128, 136, 2e-2);
 }
 
-/* Shorter than a chunk, which is stored by threads: initcheck sees no stores of the tensor memory accelerator. */
+/* Shorter than a chunk, so that threads store it: initcheck does not see stores by the tensor memory accelerator. */
 static void test_bf16_heads_of_128_short(void **state) {
     two_steps(state, "short", "bf16", 128, 40, 2e-2);
 }

@@ -1,10 +1,10 @@
-/* Training on a GPU: a step that is replayed as a graph has the bits of one that is launched kernel by kernel, a run
-   that is resumed those of one that was not stopped, and steps whose gradients are not finite are skipped. Without a
-   GPU all of it is reported as skipped; the emulated one records graphs too. */
+/* Training on a GPU: a step replayed as a graph has the bits of one launched kernel by kernel, a resumed run has those
+   of one that was not stopped, and steps with gradients that are not finite are skipped. Without a GPU all of it is
+   reported as skipped; the emulated GPU records graphs too. */
 /* labels: gpu */
 #include "train_gpu_support.h"
 
-/* Some losses are reported after each step, others once in four: what is read when must not matter either. */
+/* Some losses are reported after each step, others once in four: the time of reading must not matter either. */
 static void graph_equals_plain(void **state, const char *dtype, int64_t accumulate, bool recompute) {
     char name[64];
     char plain_name[64];
@@ -59,7 +59,7 @@ static void test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(void **s
     assert_same_end(state, "whole", "halves");
 }
 
-/* A rate that throws the weights out of range. */
+/* A learning rate so high that weights leave the range of f32. */
 static carry_train_options blown(const char *out, int64_t limit) {
     carry_train_options o = small(out);
     o.rate = 1e30;
@@ -84,7 +84,7 @@ static void test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(void **
         assert_non_null(strstr(t.error, "not finite"));
         (void)snprintf(wanted, sizeof wanted, "the first of %d in a row", (int)limit + 1);
         assert_true(limit == 0 || strstr(t.error, wanted) != NULL);
-        assert_int_equal(t.notes, limit); /* one for each that was skipped */
+        assert_int_equal(t.notes, limit); /* one for each skipped step */
     }
 }
 
@@ -113,7 +113,7 @@ static void test_every_method_learns_alike(void **state) {
     assert_non_null(strstr(other.error, "--device cpu"));
 }
 
-/* The emulated GPU has 4 GB, real ones more: enough rows for neither. */
+/* The emulated GPU has 4 GB, real ones more: too many rows for either. */
 static void test_a_batch_that_does_not_fit_is_refused_with_what_fits(void **state) {
     char out[256];
     told t;

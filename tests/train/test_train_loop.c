@@ -1,4 +1,4 @@
-/* Training: it learns, ranks and parts agree, and a run that is resumed is the run that was not stopped. */
+/* Training: it learns, ranks and parts agree, and a resumed run equals one that was not stopped. */
 #include "train_support.h"
 
 #include "model/lm/families/fla.h"
@@ -35,17 +35,17 @@ static void test_the_loss_falls_on_the_copying_task(void **state) {
     o.rate = 0.01;
     o.eval_every = o.steps;
     train_ok(1, &o, false, &t);
-    /* ln 5 = 1.61 is chance, one in five right; 60 steps end at about half of it, on rows that were not trained on
-       too. */
+    /* ln 5 = 1.61 is chance, one in five right; 60 steps end at about half of it, also on rows that were not trained
+       on. */
     const bool whole = o.steps == 60;
     assert_true(t.loss[1] > 1.6 && t.loss[o.steps] < (whole ? 1.1 : t.loss[1]));
     assert_true(t.evaluation < (whole ? 1.1 : t.loss[1]));
     assert_true(t.accuracy > (whole ? 0.5 : 0.0) && t.accuracy <= 1.0);
 }
 
-/* Sums in another order: each of some 1e4 sums of f32 is off by about 1e-7 of itself, and Adam's division by the root
-   of v makes a step's direction depend on that where a gradient is all but 0. Over 12 steps losses of about 1.6 stay
-   within 2e-4 of each other; a rank that is left out or counted twice moves them by more than 1e-2. */
+/* Sums in another order: each of some 1e4 sums of f32 is off by about 1e-7 of itself, and because Adam divides by the
+   root of v, a step's direction depends on that where a gradient is nearly 0. Over 12 steps losses of about 1.6 stay
+   within 2e-4 of each other; a rank that is left out or counted twice changes them by more than 1e-2. */
 static void agree(const told *a, const told *b) {
     for (int i = 1; i <= 12; i++) {
         assert_near(a->loss[i], b->loss[i], 2e-4);
@@ -110,7 +110,7 @@ static void resume_on(void **state, int ranks, int parts) {
     train_ok(ranks, &o, false, &whole);
     (void)snprintf(name, sizeof name, "parts-%d-%d", ranks, parts);
     (void)below(o.out, state, name);
-    steps_allowed = 6 * ranks; /* asked by every rank, once a step */
+    steps_allowed = 6 * ranks; /* every rank asks, once a step */
     assert_int_equal(train_on(ranks, &o, false, stop_later, &part), CARRY_EINTERRUPTED);
     assert_non_null(strstr(part.error, "--resume"));
     assert_in_range(part.last, 5, 8);
@@ -150,7 +150,7 @@ static void test_a_run_is_resumed_on_another_number_of_ranks(void **state) {
     }
 }
 
-/* 1/1000 of the norm at most reaches AdamW's m: with clipping, m after the first step is (1 - b1) g clip / norm. */
+/* At most 1/1000 of the norm reaches AdamW's m: with clipping, m after the first step is (1 - b1) g clip / norm. */
 static void test_gradients_are_clipped_to_their_norm(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -190,7 +190,7 @@ static void test_gradients_are_clipped_to_their_norm(void **state) {
     assert_ok(ctx, carry_optimizer_set(optimizer, 1, 1e-3));
     assert_ok(ctx, carry_optimizer_step(optimizer, carry_view_1d(&got, CARRY_F64, 1)));
     assert_near(optimizer->m[p->offset], 0.1 * (double)g * 0.25 / norm, 1e-6 * fabs((double)g) / norm);
-    /* At the first step Adam's direction is g / |g|; decay is added where the list has it, and not to dt_bias. */
+    /* At the first step Adam's direction is g / |g|; parameters in the list also decay, dt_bias does not. */
     const double direction = g > 0.0f ? 1.0 : g < 0.0f ? -1.0 : 0.0;
     assert_near(lm->own.weights[p->offset], (double)before - 1e-3 * (direction + 0.5 * (double)before), 2e-6);
     const double norm_direction = norm_g > 0.0f ? 1.0 : norm_g < 0.0f ? -1.0 : 0.0;
@@ -219,7 +219,7 @@ static void test_slices_cover_the_parameters_once(void **state) {
     }
 }
 
-/* A rate that throws the weights out of range: the run ends, names the step, and what it had is saved. */
+/* A learning rate so high that weights leave the range of f32: the run ends, names the step, and saves its state. */
 static void test_a_loss_that_is_not_finite_ends_the_run_and_saves(void **state) {
     char out[256];
     told t;

@@ -1,4 +1,4 @@
-/* Muon against a reference in float64, and AdamW for the parameters that it does not take. */
+/* Muon against a reference in float64, and AdamW for the parameters that Muon does not update. */
 #include "train_support.h"
 
 #include "train/optimizer.h"

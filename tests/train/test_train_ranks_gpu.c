@@ -1,5 +1,5 @@
 /* Training on ranks that share a GPU: data ranks and sequence ranks have the losses of one rank on the CPU, and a run
-   is saved and resumed. Skipped where there is no GPU; an emulated one is slow, so it is little that is trained. */
+   is saved and resumed. Skipped without a GPU; an emulated one is slow, so the runs are small. */
 /* labels: gpu */
 #include "train_support.h"
 
@@ -38,9 +38,9 @@ static carry_train_options small(const char *out) {
     return o;
 }
 
-/* f32: sums are in another order, and AdamW's first steps have the size of the rate whatever the gradient's: an element
-   near zero may change its sign and move by twice the rate. Losses of a few steps stay within 1e-3 of each other; a
-   wrong gradient is off by more than 1e-2. */
+/* f32: sums are in another order, and AdamW's first steps have the size of the learning rate whatever the size of the
+   gradient: an element near zero may change its sign and move by twice the rate. Losses of a few steps stay within 1e-3
+   of each other; a wrong gradient is off by more than 1e-2. */
 static void test_ranks_on_a_gpu_have_the_losses_of_one(void **state) {
     static const struct { int ranks, parts; } grids[] = {{2, 1}, {2, 2}, {4, 2}, {4, 4}};
     char out[256];

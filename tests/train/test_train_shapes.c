@@ -1,4 +1,4 @@
-/* Shapes as they are drawn, what the judge sees in them, and batches for the training of video transformers. */
+/* Drawn shapes, the judge's verdicts on them, and batches for the training of video transformers. */
 #include "core/file.h"
 #include "support.h"
 
@@ -19,7 +19,7 @@ static carry_shape shape_of(int i) {
 
 enum { SHAPES = CARRY_SHAPE_FORMS * CARRY_SHAPE_COLOURS * CARRY_SHAPE_DIRECTIONS };
 
-/* 40 frames of 2 pixels: every moving shape leaves the picture and comes in at the other side. */
+/* 40 frames of 2 pixels each: every moving shape leaves the picture and enters on the other side. */
 static void draw(float *frames, carry_shape shape, int64_t count, double x, double y) {
     const carry_shapes_options o = {.side = SIDE, .frames = count, .chunk = count, .speed = 2.0};
     const carry_shapes_video v = {.shape = {shape, shape}, .change = count, .x = x, .y = y};
@@ -55,7 +55,7 @@ static void test_the_judge_sees_what_was_drawn(void **state) {
     free(frames);
 }
 
-/* The codec keeps 10 of 64 coefficients: what is said of a shape must survive that. */
+/* The codec keeps 10 of 64 coefficients: the judge must still recognise a shape after it. */
 static void test_the_judge_sees_it_after_the_codec(void **state) {
     (void)state;
     enum { COUNT = 9 };
@@ -140,8 +140,8 @@ static void test_a_video_goes_on_from_where_it_changes(void **state) {
             memcpy(before, at, sizeof at);
         }
     }
-    /* Binomial of 2000: half is 1000 with a deviation of 22, a tenth 200 with 13; a tenth are blank, and half of the
-       others change, 900 with 22; six deviations. */
+    /* Binomial counts out of 2000: half is 1000 with a deviation of 22, a tenth is 200 with 13. A tenth are blank, and
+       half of the others change: 900 with 22. Six deviations are allowed. */
     assert_in_range(starts, 866, 1134);
     assert_in_range(changes, 766, 1034);
     assert_in_range(unnamed, 120, 280);
@@ -192,8 +192,8 @@ static void test_a_batch_is_a_function_of_the_numbers_of_its_videos(void **state
     carry_ctx_free(three);
 }
 
-/* noisy - sigma target is x, and clean is x with noise of at most 0.2: its deviation over 9216 numbers is known to
-   some percent. What the loss leaves out are first chunks alone. */
+/* noisy - sigma target is x, and clean is x with noise of at most 0.2, whose deviation over 9216 numbers is known to
+   some percent. The loss leaves out only first chunks. */
 static void test_noise_and_target_belong_together(void **state) {
     (void)state;
     enum { VIDEOS = 24, LATENT = 16 * 3 * 64 };
@@ -226,8 +226,8 @@ static void test_noise_and_target_belong_together(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* A model knows words as the vectors that it was trained with: were they made otherwise, the demo's model would have to
-   be trained again. Sines and logarithms of other libraries may round otherwise: 1e-4 of numbers near 1. */
+/* A model knows words as the vectors that it was trained with. If the vectors changed, the demo's model would have to
+   be trained again. Sines and logarithms of other libraries may round differently: 1e-4 of numbers near 1. */
 static void test_words_are_those_that_the_model_was_trained_with(void **state) {
     (void)state;
     static const float want[5][3] = {{-0.196964f, 0.709175f, -0.287023f},
@@ -248,7 +248,7 @@ static void test_words_are_those_that_the_model_was_trained_with(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* What a training would write beside the demo's model is what is there. */
+/* The words file of the demo's model equals the one that a training would write. */
 static void test_the_words_of_captions_are_those_of_the_demo(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -1,5 +1,5 @@
 /* The loop over steps with a trainee of two weights: the sums of steps may be read after each or many steps later, as
-   on a GPU, and a step that is not finite is found, named and kept from the weights either way. */
+   on a GPU; either way, a step that is not finite is found, named and does not change the weights. */
 #include "train_support.h"
 
 #include "train/steps.h"
@@ -9,8 +9,8 @@
 typedef struct fake {
     carry_steps loop;
     carry_parameters own;
-    int64_t bad;  /* the step whose gradient is not finite; -1: none */
-    int64_t bads; /* so many from there on */
+    int64_t bad;  /* the first step whose gradient is not finite, or -1 */
+    int64_t bads; /* the number of such steps from `bad` on */
     int notes;
     int reports;
     double mean, loss;
@@ -23,7 +23,7 @@ static carry_status next(void *self, carry_position *after) {
     return CARRY_OK;
 }
 
-/* The loss is the sum over weights of (w - 3)^2 / 2, of two numbers. */
+/* The loss is the sum of (w - 3)^2 / 2 over the two weights. */
 static carry_status gradients(void *self, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user) {
     fake *f = self;
@@ -81,7 +81,7 @@ static void note(void *user, int64_t step, const char *line) {
     f->notes++;
 }
 
-/* bads steps from `bad` on are not finite, and as many as limit in a row may be skipped. */
+/* `bads` steps from `bad` on are not finite, and at most `limit` in a row may be skipped. */
 static carry_status train_skipping(fake *f, carry_comm *comm, int64_t lag, int64_t log_every, int64_t bad, int64_t bads,
                                    int64_t limit, const char *out) {
     carry_ctx *ctx = carry_comm_ctx(comm);
@@ -129,7 +129,8 @@ static void test_sums_that_are_read_later_change_nothing(void **state) {
     fake later;
     assert_ok(ctx, train(&each, comm, 1, 5, -1, out));
     assert_int_equal(each.reports, 1 + STEPS / 5 + 1);
-    for (int64_t lag = 2; lag <= CARRY_STEPS_LAG; lag = 3 * lag + 1) { /* 2, 7, 22: read between reports too */
+    for (int64_t lag = 2; lag <= CARRY_STEPS_LAG;
+         lag = 3 * lag + 1) { /* 2, 7, 22: sums are read between reports, too */
         assert_ok(ctx, train(&later, comm, lag, 5, -1, out));
         assert_memory_equal(each.last, later.last, sizeof each.last);
         assert_int_equal(each.reports, later.reports);
@@ -162,7 +163,8 @@ static void test_a_step_that_is_not_finite_is_found_and_leaves_the_weights(void 
     carry_ctx_free(ctx);
 }
 
-/* Skipped steps change no weight, whenever that is found; one too many in a row ends the run before the first. */
+/* Skipped steps change no weight, whenever they are found; one too many in a row ends the run in the state before the
+   first. */
 static void test_steps_that_are_not_finite_are_skipped_and_counted(void **state) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_comm *comm;

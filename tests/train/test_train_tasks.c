@@ -1,5 +1,4 @@
-/* Synthetic tasks: what each row asks for can be answered from the row, and is right; rows are functions of seed and
-   number. */
+/* Synthetic tasks: the answers of each row follow from the row and are right; rows are functions of seed and number. */
 #include "support.h"
 
 #include "train/data/batches.h"
@@ -50,7 +49,7 @@ static void test_every_task_makes_the_same_row_again(void **state) {
     }
 }
 
-/* Each asked value is the one that stood behind the key; every pair is asked once. */
+/* Each expected answer is the value that followed the key; every pair is asked for once. */
 static void test_recall_is_answered_by_its_pairs(void **state) {
     (void)state;
     static const carry_task_size sizes[] = {
@@ -85,7 +84,7 @@ static void test_recall_is_answered_by_its_pairs(void **state) {
     }
 }
 
-/* Rows of 3, 6, 12 and 20 pairs, all of them there; each with 20 questions, which share themselves out evenly. */
+/* Rows of 3, 6, 12 and 20 pairs, all of which occur; each has 20 questions, spread evenly over its pairs. */
 static void test_rows_of_fewer_pairs_ask_as_much(void **state) {
     (void)state;
     carry_task_rows rows;
@@ -127,7 +126,8 @@ static void test_rows_of_fewer_pairs_ask_as_much(void **state) {
                    carry_task_open(ctx, &rows, &source, "mqar", (carry_task_size){.pairs = 3, .fewest = 4}, 1));
 }
 
-/* Found without the task's own numbers: a table of products, built from the labels, must be that of a group of 120. */
+/* Checked without the task's own numbers: a table of products, built from the labels, must be that of a group of
+   120. */
 static void test_permutations_multiply_as_a_group(void **state) {
     (void)state;
     static short product[120][120]; /* [so far][next] + 1 */

@@ -1,5 +1,5 @@
-/* Adapters, Muon and packed examples on the first GPU, which may be the emulated one: the losses of the CPU. Skipped
-   where there is none. */
+/* Adapters, Muon and packed examples on the first GPU, which may be the emulated one: the losses equal the CPU's.
+   Skipped without a GPU. */
 /* labels: gpu */
 #include "train_gpu_support.h"
 

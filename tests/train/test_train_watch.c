@@ -1,7 +1,7 @@
-/* What happens beside the steps of a training on a GPU: a profile of some of them sees those steps alone and changes
-   nothing; steps whose gradients are not finite are left out, counted and told, and the run goes on; a disk that fills
-   leaves the last checkpoint; the memory that is reported is the run's own. Without a GPU all of it is reported as
-   skipped; the emulated one runs it. */
+/* Events during a training on a GPU: a profile of some steps records only those steps and changes nothing; steps with
+   gradients that are not finite are skipped, counted and reported, and the run goes on; a full disk leaves the last
+   checkpoint intact; the reported memory is the run's own. Without a GPU all of it is skipped; the emulated GPU runs
+   it. */
 /* labels: gpu */
 #include "train_gpu_support.h"
 
@@ -16,7 +16,7 @@ static struct {
     int64_t from, count;
     carry_activity_log *log;
     double began, seconds;
-    bool is_absent; /* libcupti is not here */
+    bool is_absent; /* libcupti is missing */
 } window;
 
 static void watch_step(carry_ctx *ctx, int rank, int device, int64_t done, bool is_end) {
@@ -36,7 +36,7 @@ typedef struct seen {
     int64_t kernels, copies, named; /* named: kernels whose operator is known */
 } seen;
 
-/* One training with a window; what the window saw. */
+/* Runs one training with a window and returns what the window recorded. */
 static seen see(void **state, const char *name, bool no_graph, int64_t from, int64_t count) {
     char out[256];
     told t;
@@ -89,11 +89,12 @@ static void test_a_window_sees_its_steps_alone(void **state) {
     }
 }
 
-/* A weight is NaN during steps [from, until): their gradients are too. */
+/* A weight is NaN during steps [from, until), so their gradients are NaN, too. */
 static struct {
     const carry_lm *lm;
     int64_t from, until;
-    float *before, *after; /* all weights: before the first of them, and after the last, when all is well again */
+    float *before,
+        *after; /* all weights: before the first of these steps, and after the last, when the weight is restored */
     float was;
 } poison;
 
@@ -134,7 +135,7 @@ static void free_poison(void) {
     poison.before = poison.after = NULL;
 }
 
-/* Launched one by one and replayed; losses read after every step and only at the end. */
+/* With kernels launched one by one and replayed; with losses read after every step and only at the end. */
 static void test_steps_that_are_not_finite_are_left_out_and_the_run_goes_on(void **state) {
     char out[256];
     told t;
@@ -159,7 +160,7 @@ static void test_steps_that_are_not_finite_are_left_out_and_the_run_goes_on(void
     }
 }
 
-/* The state before the first of them is saved, and a run that goes on from it is whole. */
+/* The state before the first bad step is saved, and a run that resumes from it completes. */
 static void test_one_too_many_of_them_ends_the_run_with_the_state_before(void **state) {
     char out[256];
     told t;
@@ -191,7 +192,7 @@ static void fill_disk(carry_ctx *ctx, int rank, int device, int64_t done, bool i
     }
 }
 
-/* By a limit on the size of files, which a write meets as it meets a full disk: in the middle. */
+/* A limit on the size of files fails a write in the middle, as a full disk does. */
 static void test_a_disk_that_fills_leaves_the_last_checkpoint(void **state) {
     char out[256];
     told t;
@@ -212,7 +213,7 @@ static void test_the_memory_that_is_reported_is_the_runs_own(void **state) {
     char out[256];
     told alone;
     told beside;
-    const size_t bytes = (size_t)256 << 20; /* more than the run takes, libraries included */
+    const size_t bytes = (size_t)256 << 20; /* more than the run uses, including libraries */
     carry_ctx *other = support_ctx(1, NULL, NULL);
     void *theirs;
     carry_train_options o = small(below(out, state, "alone"));

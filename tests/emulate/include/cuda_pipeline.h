@@ -1,4 +1,4 @@
-/* Copies to shared memory that a kernel need not wait for: done at once. */
+/* Asynchronous copies to shared memory, done at once. */
 #ifndef CARRY_EMULATE_PIPELINE_H
 #define CARRY_EMULATE_PIPELINE_H
 

@@ -1,5 +1,5 @@
-/* What kernels see: where a thread is, waiting, exchanging numbers within a warp, and the instructions that Carry's
-   kernels ask for by assembly. */
+/* Device functions for emulated kernels: thread and block indices, barriers, warp shuffles, and the instructions that
+   Carry's kernels use through inline assembly. */
 #ifndef CARRY_EMULATE_H
 #define CARRY_EMULATE_H
 
@@ -32,7 +32,7 @@ char *shared_base();
 void wait_block();
 void wait_grid();
 bool wait_block_any(bool value);
-/* Each lane gives 8 bytes and gets those of lane `from`, or its own where `from` has ended or is not in the mask. */
+/* Each lane gives 8 bytes and gets those of lane `from`, or its own if `from` has ended or is not in the mask. */
 uint64_t exchange(unsigned mask, uint64_t value, int from);
 unsigned ballot(unsigned mask, bool value);
 int lane();
@@ -63,8 +63,8 @@ static inline void copy_16(unsigned to, const void *from, int bytes = 16) {
     memcpy(pointer_of(to), piece, 16);
 }
 
-/* ldmatrix.x4: lane l gives the row l % 8 of block l / 8 and gets, of each block, elements 2 (l % 4) and the next of
-   row l / 4; transposed: of column l / 4. */
+/* ldmatrix.x4: lane l gives the address of row l % 8 of block l / 8. It gets elements 2 (l % 4) and the next of row l /
+   4 of each block; transposed: of column l / 4. */
 void load_blocks(unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned row, bool transposed);
 
 /* mma.m16n8k16 of 16-bit elements and mma.m16n8k8 of tf32: d = a b + c. */
@@ -205,7 +205,7 @@ static inline void launch_with(const emulate::config &c, void (*kernel)(P...), v
                                std::index_sequence<I...>) {
     emulate::launch(c, "a cooperative kernel", kernel, *(std::remove_cv_t<P> *)arguments[I]...);
 }
-/* Blocks run one after another and cannot wait for each other: the grid is one block, whatever was asked for. */
+/* Blocks run one after another and cannot wait for each other: the grid has one block, whatever size was asked for. */
 template <typename... P>
 static inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(P...), dim3, dim3 block, void **arguments,
                                                       size_t shared, cudaStream_t stream) {
