@@ -8,7 +8,7 @@ LAST = '[...document.querySelectorAll(".message.assistant")].at(-1)'
 
 
 def literally(text):
-    """A regular expression for this text alone."""
+    """A regular expression that matches only this text."""
     return "".join("\\" + sign if sign in "\\.^$|?*+()[]{}" else sign for sign in text)
 
 
@@ -51,7 +51,7 @@ class ChatPage(Browser):
         self.answered()
 
     def fresh(self):
-        """A new conversation, with the settings as they were at first."""
+        """Starts a new conversation with the initial settings."""
         self.value("""(() => { for (const name of numbers) at("set-" + name).value = ""; at("set-thinking").value = ""; at("set-more").value = "";
           saveSettings(); act.create(); })()""")
 
@@ -69,7 +69,7 @@ class ChatPage(Browser):
         return self.value(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)")
 
     def colours(self, scheme):
-        """light, dark, or None for those of the system."""
+        """Sets the colours: light, dark, or None for those of the system."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}] if scheme else [])
         if scheme:
             self.wait(f"matchMedia('(prefers-color-scheme: {scheme})').matches")

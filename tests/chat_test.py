@@ -47,7 +47,7 @@ def lines_of_a_pipe_are_messages_and_commands():
 
 
 class Terminal:
-    """The program on a terminal of its own."""
+    """The program on a separate terminal."""
 
     def __init__(self, *options, model=MODEL):
         self.text = b""

@@ -23,8 +23,8 @@ def run(carry, *arguments):
 
 
 def every_character():
-    """In blocks, between spaces, letters and digits. Not side by side: the package's NFC knows the order of marks of an old
-    edition of Unicode, and ours of a younger one."""
+    """All characters in blocks, separated by spaces, or by letters and digits. They are not adjacent, because the package's
+    NFC orders marks by an older edition of Unicode than ours."""
     codes = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     for start in range(0, len(codes), 16384):
         block = [chr(code) for code in codes[start : start + 16384]]

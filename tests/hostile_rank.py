@@ -20,7 +20,7 @@ HEADERS = {
 
 
 def connected(folder):
-    """A line to rank 0, once it listens."""
+    """Connects to rank 0 once it listens."""
     line = socket.socket(socket.AF_UNIX)
     started = time.monotonic()
     while time.monotonic() < started + 120:
@@ -33,7 +33,7 @@ def connected(folder):
 
 
 def try_silence(worker):
-    """Three callers say nothing, then rank 1 comes: what is wrong, or None."""
+    """Three callers send nothing, then rank 1 connects. Returns the fault, or None."""
     with tempfile.TemporaryDirectory() as folder:
         ranks, lines = [], []
         for rank in range(2):
@@ -54,7 +54,7 @@ def try_silence(worker):
 
 
 def has_become_a_rank(process):
-    """It runs carry as a rank, no longer the copy of the process that started it."""
+    """True if it runs carry as a rank and is no longer a copy of the process that started it."""
     try:
         with open(f"/proc/{process}/environ", "rb") as environment:
             return b"CARRY_RANK=" in environment.read()
@@ -71,8 +71,8 @@ def is_running(process):
 
 
 def try_stopped(carry, how, folder):
-    """A rank is stopped, then the process that was typed gets a signal: what is wrong, or None. A process that is killed
-    leaves the folder where its ranks met, in this one."""
+    """Stops a rank and then sends a signal to the process that was started first. Returns the fault, or None. A killed
+    process leaves the folder where its ranks met, inside `folder`."""
     typed = subprocess.Popen([carry, "--processes", "2", "bench", "--unchecked", "--seconds", "600", "scan:dense:t4096:n32"],
                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                              env=dict(os.environ, CARRY_WISDOM="none", TMPDIR=folder))
@@ -99,7 +99,7 @@ def try_stopped(carry, how, folder):
 
 
 def try_header(worker, header):
-    """What rank 0 printed and its exit code."""
+    """Sends the header as rank 1. Returns the output of rank 0 and its exit code."""
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ, CARRY_RANK="0", CARRY_RANKS="2", CARRY_MEET=folder, CARRY_WISDOM="none")
         rank0 = subprocess.Popen([worker, "300"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -115,7 +115,7 @@ def try_header(worker, header):
 
 
 def first_words(worker):
-    """What a rank 1 sends before it hears anything: its number, a header, and the record that ranks compare."""
+    """The first bytes of rank 1: its number, a header, and the record that ranks compare."""
     with tempfile.TemporaryDirectory() as folder:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(folder + "/0.0")
@@ -136,7 +136,7 @@ def first_words(worker):
 
 
 def try_stranger(worker, words, place):
-    """Rank 1 has another first letter at this place of the record: what rank 0 printed and its exit code."""
+    """Changes one byte of rank 1's record, at `place`. Returns the output of rank 0 and its exit code."""
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ, CARRY_RANK="0", CARRY_RANKS="2", CARRY_MEET=folder, CARRY_WISDOM="none")
         rank0 = subprocess.Popen([worker, "300"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -24,7 +24,7 @@ TOLD = re.compile(r"told after ([0-9.]+) s: E[A-Z]+: [a-z-]+: .*\([0-9.]+ s wait
 
 
 class Rank:
-    """A process, and the lines that it prints."""
+    """A process and its output lines."""
 
     def __init__(self, number, folder, arguments):
         environment = dict(os.environ, CARRY_RANK=str(number), CARRY_RANKS=str(RANKS), CARRY_MEET=folder)
@@ -57,7 +57,7 @@ def survivors_are_right(ranks, victim):
 
 
 def disturb(arguments, victim, delay, how):
-    """One group: (seconds until all others had ended, or None; what is wrong, or None)."""
+    """Runs one group. Returns (seconds until all others had ended, or None; the fault, or None)."""
     folder = tempfile.mkdtemp(prefix="kill-")
     ranks = [Rank(number, folder, arguments) for number in range(RANKS)]
     wrong, seconds = None, None
@@ -88,7 +88,7 @@ def disturb(arguments, victim, delay, how):
 
 
 def used_memory():
-    """MiB of the first GPU, or None."""
+    """Used MiB of the first GPU, or None."""
     try:
         text = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
                               capture_output=True, text=True, timeout=120, check=True).stdout
@@ -98,7 +98,7 @@ def used_memory():
 
 
 def memory_comes_back(before):
-    """A killed process's memory is taken apart by the driver: 60 s for that."""
+    """Waits up to 60 s for the driver to free the memory of a killed process. Returns the used MiB."""
     for _ in range(300):
         after = used_memory()
         if after is None or after <= before:

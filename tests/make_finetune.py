@@ -65,7 +65,7 @@ def make_examples(folder):
 
 
 def tokens_of(tokenizer, line):
-    """Ids, and for each whether it is learned."""
+    """The ids, and for each whether it is learned."""
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False).ids
     if "prompt" in line:
@@ -82,7 +82,7 @@ def tokens_of(tokenizer, line):
 
 
 def pack(examples):
-    """Rows of examples in their order; an example of n tokens takes n - 1 places."""
+    """Rows of examples in their order; an example of n tokens takes n - 1 positions."""
     rows, used = [], LENGTH + 1
     for ids, learned in examples:
         while not learned[-1]:  # text after the last turn is not kept

@@ -36,7 +36,7 @@ NAMES = {
 
 
 def tiled(values, c, axis, size):
-    """Value heads from groups to tiles along an axis."""
+    """Reorders value heads from groups to tiles along an axis."""
     keys, each = c["linear_num_key_heads"], c["linear_num_value_heads"] // c["linear_num_key_heads"]
     shape = values.shape
     grouped = values.reshape(*shape[:axis], keys, each, size, *shape[axis + 1 :])
@@ -63,7 +63,7 @@ def change(name, values, c):
 
 
 def byte_letters():
-    """GPT-2's printable letter of each byte."""
+    """GPT-2's printable character for each byte."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     other = [b for b in range(256) if b not in plain]
     return [chr(b) if b in plain else chr(256 + other.index(b)) for b in range(256)]

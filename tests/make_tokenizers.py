@@ -80,7 +80,7 @@ KINDS = {
 
 
 def texts():
-    """Texts that have made tokenizers stumble."""
+    """Texts that have caused errors in tokenizers."""
     many = [
         "", " ", "  ", "   a", "a   ", "\n", "\r\n", "a\n\nb", "a \n b", "\t\tx", "x\u00a0y\u3000z\u2003w\u2028v\u2029u\u0085t", "a\u180eb\u200bc\ufeffd",
         "Hello, world! It's 2026, isn't it? I'LL say: they've, we're, you'd, I'm. 'S'T'RE'VE'M'LL'D don'\u017f K\u212a",
@@ -109,7 +109,7 @@ def texts():
 
 
 def learn(tokenizers, kind, sample):
-    """Vocabulary without added tokens, and merges, of the sample."""
+    """The sample's vocabulary, without added tokens, and its merges."""
     normalizer, cut, _, _, added, _ = KINDS[kind]
     by_bytes = "ByteLevel" in json.dumps(cut)
     first = {"\u0100": 0} if by_bytes else {}

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its DevTools port: just what the test of the page needs."""
+"""A headless Chromium, driven over its DevTools port: only what the test of the page needs."""
 import base64
 import json
 import os
@@ -80,7 +80,7 @@ class Browser:
         return result["result"].get("value")
 
     def wait(self, expression, seconds=120):
-        """Until the expression is true; its value."""
+        """Waits until the expression is true and returns its value."""
         until = time.monotonic() + seconds
         while True:
             value = self.value(expression)

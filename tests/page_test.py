@@ -80,7 +80,7 @@ def frames_arrive_and_change(page):
 
 
 def watch_epochs(page):
-    """From now on every picture that is drawn is noted with its epoch and number."""
+    """From now on, records the epoch and number of every drawn picture."""
     page.value("""(() => { window.drawn = []; const before = draw;
       draw = (bitmap) => { window.drawn.push([Number(view.epoch), Number(view.number)]); before(bitmap); }; })()""")
 

@@ -43,7 +43,7 @@ def agent_turns(turns):
 
 
 def hold(s, turns, first=0, talk=None):
-    """An agent's conversation, turns first to turns: (usage of each turn, answers, the conversation)."""
+    """Holds turns first..turns-1 of an agent's conversation. Returns (usage of each turn, answers, the conversation)."""
     messages, add, _ = talk or agent_turns(turns)
     usages, answers = [], []
     for turn in range(first, turns):

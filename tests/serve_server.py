@@ -81,7 +81,7 @@ class Server:
         return self.post("/v1/completions", {"prompt": prompt, **more})
 
     def begin(self, path, body):
-        """A connection whose response was not read."""
+        """Sends a request and returns the connection, without reading the response."""
         data = json.dumps(body).encode()
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
         head = "".join(f"{name}: {value}\r\n" for name, value in self.headers().items())
@@ -132,7 +132,7 @@ def content_of(answer, choice=0):
 
 
 def run(cases):
-    """Runs functions of no arguments by name; exit status."""
+    """Runs functions without arguments by name and returns the exit status."""
     failures = 0
     only = sys.argv[3:]
     for case in cases:

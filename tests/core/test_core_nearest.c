@@ -35,8 +35,7 @@ static void test_near_words_are_suggested_and_far_ones_not(void **state) {
     assert_string_equal(carry_nearest_among(hint, "", verbs), "");
     assert_string_equal(carry_nearest_among(hint, "fp16", types), "; did you mean 'f16'?");
     assert_string_equal(carry_nearest_among(hint, "bfloat16", types), "; did you mean 'bf16'?");
-    assert_string_equal(carry_nearest_among(hint, "bfloat16", verbs),
-                        ""); /* a synonym of a word that is not in the list */
+    assert_string_equal(carry_nearest_among(hint, "bfloat16", verbs), ""); /* a synonym of a missing word */
 }
 
 int main(void) {

@@ -241,8 +241,7 @@ static carry_status nothing_at_all(void *user, carry_comm *comm) {
 
 static void no_tokens_at_all_leave_the_states(void **unused) {
     (void)unused;
-    for (int ranks = 1; ranks <= 3 && !is_under_mpi();
-         ranks++) { /* threads share memory: all see what one of them writes */
+    for (int ranks = 1; ranks <= 3 && !is_under_mpi(); ranks++) { /* threads share this memory */
         float states[24];
         for (int i = 0; i < 24; i++) {
             states[i] = (float)i + 1.0f;

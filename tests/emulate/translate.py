@@ -8,7 +8,7 @@ import sys
 
 
 def closing(text, at, opens, closes):
-    """The place after what closes the bracket at `at`."""
+    """The position after the bracket that closes the one at `at`."""
     depth = 0
     while at < len(text):
         if text[at] == '"':
@@ -26,7 +26,7 @@ def closing(text, at, opens, closes):
 
 
 def callee_before(text, at):
-    """Where the name of the kernel, with its template arguments, begins that ends before `at`."""
+    """The start of the kernel's name, with template arguments, that ends before `at`."""
     end = at
     while text[end - 1].isspace():
         end -= 1

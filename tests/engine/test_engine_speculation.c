@@ -218,8 +218,7 @@ static void test_lookup_finds_the_longest_repetition(void **state) {
     assert_int_equal(carry_draft_ngram(NULL, longer, 12, to, 2), 2);
     assert_memory_equal(to, ((const int32_t[]){4, 9}), 2 * sizeof *to);
     const int32_t periodic[] = {1, 2, 1, 2, 1, 2};
-    assert_int_equal(carry_draft_ngram(NULL, periodic, 6, to, 5),
-                     5); /* the repetition goes on beyond the end of the text */
+    assert_int_equal(carry_draft_ngram(NULL, periodic, 6, to, 5), 5); /* continues beyond the end */
     assert_memory_equal(to, ((const int32_t[]){1, 2, 1, 2, 1}), 5 * sizeof *to);
     const int32_t different[] = {1, 2, 3, 4, 5};
     assert_int_equal(carry_draft_ngram(NULL, different, 5, to, 4), 0);

@@ -70,8 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         free(text);
         return 0;
     }
-    expect(strcmp(problem.text, text) ==
-           0); /* a text with characters that had to be replaced for printing is not accepted */
+    expect(strcmp(problem.text, text) == 0); /* a text with replaced characters is not accepted */
     free(text);
     expect(problem.items >= 0 && problem.items <= CARRY_PROBLEM_ITEMS);
     for (int i = 0; i < problem.items; i++) {

@@ -37,8 +37,7 @@ static void tokens_of_small_blocks_match_the_cpu(void **unused) {
         const carry_family *family;
         carry_deviation deviations[CARRY_DEVIATIONS];
         void *instance = open_block(ctx, &family, problems[i]);
-        for (int repeat = 0; repeat < 3;
-             repeat++) { /* each compare starts from the beginning: the same error, to the bit */
+        for (int repeat = 0; repeat < 3; repeat++) { /* every time the same error, to the bit */
             int count = 0;
             double before = repeat > 0 ? deviations[0].error : 0.0;
             assert_ok(ctx, family->compare(instance, deviations, &count));

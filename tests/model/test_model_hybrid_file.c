@@ -101,8 +101,7 @@ static void a_model_that_is_only_read_stays_in_its_file(void **unused) {
         }
         assert_refused(ctx, CARRY_EUNSUPPORTED, "training", carry_lm_want_gradients(opened));
         assert_refused(ctx, CARRY_EUNSUPPORTED, "start values", carry_lm_init(opened, 1));
-        assert_ok(ctx, carry_lm_save(opened, folder,
-                                     CARRY_F32)); /* the file is replaced: the mapping stays that of the old file */
+        assert_ok(ctx, carry_lm_save(opened, folder, CARRY_F32)); /* the old file stays mapped */
         logits_of(ctx, opened, CARRY_F32, a);
         assert_memory_equal(a, b, values * 4);
         carry_lm_free(opened);

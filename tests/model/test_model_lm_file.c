@@ -84,8 +84,7 @@ static void start_values_follow_the_rules(void **unused) {
             assert_true(strstr(p->name, "A_log") == NULL || w[j] <= logf(16.0f));
             assert_true(strstr(p->name, "dt_bias") == NULL || (step > 0.00099 && step < 0.101));
         }
-        if (p->start ==
-            CARRY_LM_NORMAL) { /* the deviation of a deviation is 1/sqrt(2 count); five of these are allowed */
+        if (p->start == CARRY_LM_NORMAL) { /* five deviations of 1/sqrt(2 count) are allowed */
             double deviation = sqrt(squares / (double)p->count);
             assert_true(fabs(deviation / 0.02 - 1.0) <= 5.0 / sqrt(2.0 * (double)p->count));
         }

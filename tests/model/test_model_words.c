@@ -56,9 +56,8 @@ static void test_prompts_are_cut_into_words(void **state) {
     assert_int_equal(encode(a, ""), 0);
     assert_int_equal(encode(a, " \t\n\v\f\r "), 0);
     assert_int_equal(encode(a, "ball"), 1);
-    assert_int_equal(encode(a, "a red ball, 3d"), 5); /* the comma is one */
-    assert_int_equal(encode(a, "caf\xC3\xA9!? x"),
-                     3); /* caf, then the bytes that are neither letters nor spaces, then x */
+    assert_int_equal(encode(a, "a red ball, 3d"), 5);  /* the comma is one */
+    assert_int_equal(encode(a, "caf\xC3\xA9!? x"), 3); /* caf, then neither letters nor spaces, then x */
     assert_same("A Red BALL", "a red ball");
     assert_same("  a   red\tball ", "a red ball");
     assert_differ("a red ball", "a ball red");

@@ -94,8 +94,7 @@ static void case_linear_cross_entropy(carry_dtype type) {
 static void case_many_ids(carry_dtype type) {
     one_linear_cross_entropy(type, type, 213, 3, 20001); /* 208 tokens at a time, then the remaining 5 */
     if (type == CARRY_F32) {
-        one_linear_cross_entropy(type, type, 264, 3,
-                                 8200); /* 256 at a time, of the 496 that fit, then the remaining 8 */
+        one_linear_cross_entropy(type, type, 264, 3, 8200); /* 256 at a time (496 fit), then the other 8 */
     }
 }
 

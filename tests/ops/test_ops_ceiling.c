@@ -168,8 +168,7 @@ static void test_a_gpu_has_ceilings_of_both_kinds(void **state) {
     assert_ok(ctx, carry_ceiling_product(ctx, 1, CARRY_BF16, &narrow));
     assert_ok(ctx, carry_ceiling_product(ctx, 1, CARRY_F32, &wide));
     assert_ok(ctx, carry_ceiling_product(ctx, 1, CARRY_F16, &again));
-    assert_true(isfinite(narrow) &&
-                narrow > 0.0); /* narrow > wide is not asserted: other processes may have slowed either */
+    assert_true(isfinite(narrow) && narrow > 0.0); /* not compared: other processes may slow either */
     assert_true(isfinite(wide) && wide > 0.0);
     assert_true(again == narrow); /* measured once */
     carry_ctx_free(ctx);
@@ -179,8 +178,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_way_is_faster_than_the_ceiling),
         cmocka_unit_test(test_no_product_of_bf16_is_faster_than_its_ceiling),
-        cmocka_unit_test(test_ranks_of_a_machine_divide_the_memory_that_is_copied), /* before the test with the largest
-                                                                                       memory: it measures the peak */
+        /* This one measures the peak of memory, so it comes before the test that needs the most. */
+        cmocka_unit_test(test_ranks_of_a_machine_divide_the_memory_that_is_copied),
         cmocka_unit_test(test_a_copy_has_a_rate),
         cmocka_unit_test(test_rough_ceilings_copy_less_and_any_other_word_is_ignored),
         cmocka_unit_test(test_a_device_that_is_not_there_is_refused),

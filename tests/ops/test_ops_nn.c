@@ -196,8 +196,7 @@ static void check_norm(carry_dtype type, int64_t tokens, int64_t n, bool weighte
     const double bound = 0x1p-19 + 4.0 * 0x1p-24 * (double)(tokens + n);
     (void)norm_loss(&p);
     assert_near("y", &first[0], p.y.v, bound);
-    if (!accumulate) { /* when accumulating, dx contains the earlier values, and a 16-bit dx is rounded after the
-                          addition */
+    if (!accumulate) { /* otherwise dx contains earlier values, and 16-bit sums are rounded again */
         assert_gradient("dx", &first[1], &p.x, p.x.count / 60 + 1, norm_loss, &p, bound);
     } else if (type == CARRY_F32) {
         for (int64_t i = 0; i < dx0.count; i++) {
@@ -388,8 +387,7 @@ static void test_sum_of_squares_is_that_of_float64(void **state) {
         assert_ok(ctxs[0], carry_sum_squares(ctxs[0], to_one, x.t, false, partial, sizeof partial));
         assert_ok(ctxs[2], carry_sum_squares(ctxs[2], to, x.t, false, partial, sizeof partial));
         assert_memory_equal(&got, &one, sizeof got);
-        assert_true(fabs(got - want) <=
-                    (double)x.count * 0x1p-53 * want); /* at most one rounding an element, all in the same direction */
+        assert_true(fabs(got - want) <= (double)x.count * 0x1p-53 * want); /* a rounding an element, all one way */
         if (x.count > 0) {
             ((float *)x.t.data)[x.count - 1] = k % 2 == 0 ? NAN : INFINITY;
             assert_ok(ctxs[2], carry_sum_squares(ctxs[2], to, x.t, false, partial, sizeof partial));

@@ -135,8 +135,7 @@ static void every_algorithm_gives_these_gradients(void **unused) {
                                         .width = shapes[shape][3],
                                         .reversed = (form & 2) != 0};
                 data *d = make(ctx, p);
-                for (int64_t i = 0; i < d->A_count;
-                     i++) { /* positive and moderate, so that the log form applies, too */
+                for (int64_t i = 0; i < d->A_count; i++) { /* positive and moderate, for the log form */
                     d->A[i] = p.kind == CARRY_SCAN_DENSE ? d->A[i] * 0.4f : 0.5f + 0.4f * fabsf(d->A[i]);
                 }
                 make_gradients(ctx, d);

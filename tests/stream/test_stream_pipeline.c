@@ -264,8 +264,7 @@ static void rest(double seconds) {
 /* Paused for longer than the deadline: stage 0 sends the mesh heartbeats and gets answers. */
 static carry_status paused_rank(void *user, carry_comm *comm) {
     stream *s = user;
-    if (carry_comm_rank(comm) ==
-        carry_comm_size(comm) - 1) { /* this rank is not part of the pipeline: it ends the pause */
+    if (carry_comm_rank(comm) == carry_comm_size(comm) - 1) { /* not in the pipeline: it ends the pause */
         carry_comm *part;
         carry_control_state now = {.paused = false};
         TRY(carry_comm_split(comm, &part, -1, 0));

@@ -129,8 +129,7 @@ static void test_sums_that_are_read_later_change_nothing(void **state) {
     fake later;
     assert_ok(ctx, train(&each, comm, 1, 5, -1, out));
     assert_int_equal(each.reports, 1 + STEPS / 5 + 1);
-    for (int64_t lag = 2; lag <= CARRY_STEPS_LAG;
-         lag = 3 * lag + 1) { /* 2, 7, 22: sums are read between reports, too */
+    for (int64_t lag = 2; lag <= CARRY_STEPS_LAG; lag = 3 * lag + 1) { /* 2, 7, 22: also read between reports */
         assert_ok(ctx, train(&later, comm, lag, 5, -1, out));
         assert_memory_equal(each.last, later.last, sizeof each.last);
         assert_int_equal(each.reports, later.reports);
