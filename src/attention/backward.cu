@@ -25,7 +25,7 @@ bool is_typical(const carry_attention_args *f) {
            f->k.shape[1] > 0 && f->k.shape[0] <= ROWS_LIMIT && f->q.shape[1] <= ROWS_LIMIT / f->k.shape[0];
 }
 
-/* The kernels for a type and D on a device, or NULL if there are none. */
+/* The kernels for a type and D on a device, or NULL. */
 const backward_way *way_of(const carry_attention_args *f) {
     int ordinal;
     if (!is_typical(f) || carry_backend_of(f->q.device, &ordinal) == NULL) {

@@ -17,7 +17,7 @@ struct carry_delta_ranks_plan {
     carry_comm *comm;
     carry_ctx *ctx;
     carry_delta_problem problem; /* the problem of this rank */
-    carry_delta_plan *inner;     /* plan for this rank's tokens; NULL if it has none */
+    carry_delta_plan *inner;     /* plan for this rank's tokens; NULL for a rank without tokens */
     int64_t first, total;        /* this rank's first token, and the tokens of all ranks (of one sequence of a batch) */
     bool is_first, is_last;      /* this is the first, the last of the ranks that have tokens */
     bool chained;                /* more than one rank has tokens */

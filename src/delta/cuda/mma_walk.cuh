@@ -124,7 +124,7 @@ __device__ __forceinline__ void cut_from(unsigned (&a)[4], int b, int first) {
 
 /* Replaces the right side by rest, and computes x = beta rest as left operands of the four blocks. A NaN or infinity of
    a token must not reach earlier tokens through a zero of T or P: from the first such token on, rest is NaN and x is
-   zero. Returns that token, or C if there is none. */
+   zero. Returns that token, or C if no token has it. */
 __device__ __forceinline__ int solve(float (&rest)[8][4], unsigned (&x)[4][4], const prepared &s) {
     int first = C;
 #pragma unroll
