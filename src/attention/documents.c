@@ -23,7 +23,7 @@ static carry_attention_backward_args document_of(const carry_attention_backward_
     const int64_t heads = args->forward.q.shape[1];
     carry_tensor *const tensors[] = {&one.dq,        &one.dk,        &one.dv,        &one.d_o,
                                      &one.forward.q, &one.forward.k, &one.forward.v, &one.forward.o};
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
         *tensors[i] = carry_slice(*tensors[i], first, count);
     }
     const carry_tensor lse = carry_reshape_1d(args->forward.lse, carry_tensor_count(&args->forward.lse));

@@ -37,6 +37,10 @@ carry_status carry_sums_alloc(carry_ctx *ctx, void **memory, int ordinal, const 
     return carry_fail(ctx, CARRY_EUNSUPPORTED, "sums in the memory of GPUs: this build has no CUDA");
 }
 
+int carry_sums_sharing(void) {
+    return 0;
+}
+
 void carry_sums_free(int ordinal, void *memory) {
     (void)ordinal;
     (void)memory;
@@ -104,6 +108,17 @@ static carry_status join_group(carry_sums *sums, carry_comm *over, size_t bytes)
     group *shared = sums->shared;
     shared->ordinal[d->rank] = d->ordinal;
     CARRY_TRY(carry_barrier(over));
+    for (int r = 0; r < d->ranks; r++) { /* the same on every rank */
+        int sharing = 0;
+        for (int other = 0; other < d->ranks; other++) {
+            sharing += shared->ordinal[other] == shared->ordinal[r];
+        }
+        if (sharing > carry_sums_sharing()) {
+            return carry_fail(over->ctx, CARRY_EUNSUPPORTED,
+                              "%d ranks share CUDA device %d: sums in the memory of GPUs are for at most %d", sharing,
+                              shared->ordinal[r], carry_sums_sharing());
+        }
+    }
     CARRY_TRY(agree(over, open_memory(sums, bytes)));
     memcpy(d->memory, shared->memory, sizeof d->memory); /* agree was a barrier */
     d->over = shared->over;

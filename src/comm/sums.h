@@ -20,7 +20,7 @@ typedef struct carry_sums carry_sums;
 
 /* Called by all ranks of `over`; device is this rank's, bytes is the largest reduction and the same on all ranks.
    CARRY_EUNSUPPORTED, on all ranks alike: they are not threads of one process, there are more than CARRY_SUMS_RANKS,
-   the build has no CUDA, or one GPU cannot read another's memory. */
+   the build has no CUDA, more than two ranks share a GPU, or one GPU cannot read another's memory. */
 carry_status carry_sums_open(carry_comm *over, carry_sums **made, int device, size_t bytes);
 /* After the work of all ranks has ended. NULL is accepted. */
 void carry_sums_close(carry_sums *sums);

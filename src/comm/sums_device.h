@@ -33,6 +33,8 @@ void carry_sums_free(int ordinal, void *memory);
 carry_status carry_sums_enqueue(carry_ctx *ctx, const carry_sums_device *d, void *data, int64_t count, carry_dtype type,
                                 carry_stream *stream);
 
+/* The number of ranks that may share one GPU (cuda/sums_system.cu). */
+int carry_sums_sharing(void);
 /* cuda/sums_system.cu; both return 0, or CUDA's error. reach: the device that is set can use the other's memory. */
 int carry_sums_reach(int ordinal, int other);
 /* Until all ranks have raised this flag to the state's round. */

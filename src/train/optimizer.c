@@ -295,7 +295,10 @@ static carry_status step_alone(carry_optimizer *o, int64_t index) {
     const carry_parameters *model = o->model;
     const carry_parameter *p = &model->parameter[index];
     carry_adamw options = adamw_of(o);
-    options.spared = p->decays ? (carry_tensor){0} : carry_slice(o->ranges, 2 * index, 2);
+    options.spared = (carry_tensor){0};
+    if (!p->decays) {
+        options.spared = carry_slice(o->ranges, 2 * index, 2);
+    }
     return carry_adamw_step(o->ctx, carry_parameters_flat(model, model->weights, p->offset, p->count),
                             carry_parameters_flat(model, o->m, p->offset, p->count),
                             carry_parameters_flat(model, o->v, p->offset, p->count),

@@ -96,11 +96,14 @@ static carry_status recorded(carry_comm *comm, const place *p, char *data, int64
     TRY(carry_graph_begin(ctx, 1, p->stream));
     TRY(carry_sums_add(p->sums, data, count, type));
     TRY(carry_graph_end(ctx, &graph, 1, p->stream));
+    TRY(carry_barrier(comm)); /* making a graph may wait for all work of the GPU: no rank may wait there meanwhile */
     carry_status status = CARRY_OK;
     for (int round = 0; round < ROUNDS && status == CARRY_OK; round++) {
         status = one_round(comm, p, graph, data, count, type, 10 + round);
     }
+    TRY(carry_barrier(comm));
     carry_graph_free(ctx, 1, graph);
+    TRY(carry_barrier(comm));
     return status;
 }
 
@@ -108,7 +111,14 @@ static carry_status all_counts(void *user, carry_comm *comm) {
     static const carry_dtype types[] = {CARRY_F32, CARRY_BF16};
     (void)user;
     place p = {0};
-    TRY(open_place(comm, &p));
+    const carry_status opened = open_place(comm, &p);
+    if (opened == CARRY_EUNSUPPORTED && carry_comm_size(comm) > 2) { /* all share one GPU */
+        EXPECT(comm, strstr(carry_ctx_error(carry_comm_ctx(comm)), "share CUDA device") != NULL, "%s",
+               carry_ctx_error(carry_comm_ctx(comm)));
+        close_place(comm, &p);
+        return CARRY_OK;
+    }
+    TRY(opened);
     for (size_t k = 0; k < 2; k++) {
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
             char *data = p.memory + (i % 2) * carry_dtype_size(types[k]); /* aligned to 16 bytes, and not */

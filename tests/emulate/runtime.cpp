@@ -607,6 +607,10 @@ int carry_sums_wait(const carry_sums_device *given, int which, void *stream) {
     return 0;
 }
 
+int carry_sums_sharing(void) {
+    return CARRY_SUMS_RANKS;
+}
+
 int carry_sums_reach(int ordinal, int other) {
     return ordinal == other ? 0 : (int)cudaErrorNotSupported;
 }

@@ -224,7 +224,7 @@ static void test_epochs_have_all_examples_in_other_orders(void **state) {
                                        &(carry_examples_options){.tokenizer = tokenizer, .length = LENGTH, .seed = 4}));
     const carry_source source = carry_examples_source(examples);
     int64_t labels[3] = {0};
-    int64_t first[3] = {0};
+    uint64_t first[3] = {0};
     for (int64_t epoch = 0; epoch < 3; epoch++) {
         int64_t rows;
         int64_t windows;
@@ -239,7 +239,7 @@ static void test_epochs_have_all_examples_in_other_orders(void **state) {
             assert_int_equal(starts[0], 0);
             for (int64_t i = 0; i < LENGTH; i++) {
                 labels[epoch] += label[i] != CARRY_NO_LABEL;
-                first[epoch] = first[epoch] * 31 + input[i];
+                first[epoch] = first[epoch] * 31 + (uint64_t)input[i];
             }
         }
     }

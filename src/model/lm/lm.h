@@ -54,7 +54,7 @@ carry_status carry_lm_new_quantised(carry_ctx *ctx, carry_lm **made, const carry
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder);
 /* For a model that is only read, with weights in bf16 or f16: experts have no f32 masters. */
-carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **lm, const carry_lm_config *config, int device,
+carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  carry_dtype dtype);
 void carry_lm_free(carry_lm *lm);
 /* Start values, a function of the seed and a parameter's name alone. */

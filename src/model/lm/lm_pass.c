@@ -315,8 +315,8 @@ static carry_status tell_ready(const carry_lm_pass *pass, const carry_lm_args *a
     if (args->ready == NULL) {
         return CARRY_OK;
     }
-    int64_t first;
-    int64_t count;
+    int64_t first = 0;
+    int64_t count = 0;
     (pass->lm->adapter != NULL ? carry_lm_adapter_range : carry_lm_range)(pass->lm, layer, &first, &count);
     return count > 0 ? args->ready(args->user, first, count) : CARRY_OK;
 }

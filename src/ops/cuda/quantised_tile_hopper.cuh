@@ -155,7 +155,7 @@ static __device__ __forceinline__ void scale(__half2 (&a)[2][4], const unsigned 
     }
 }
 
-/* What a warp has loaded of a chunk of a tile. */
+/* The part of a chunk of a tile that a warp has loaded. */
 template <class F> struct piece {
     uint4 codes[F::UNITS];
     unsigned scales[F::SCALE_WORDS];

@@ -48,7 +48,10 @@ static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
         return carry_lm_matrix(k->width, c->hidden_size);
     case CARRY_LM_KDA_F_A:
     case CARRY_LM_KDA_G_A:
-        return k->whole_gates ? (carry_lm_parameter){0} : carry_lm_matrix(k->head_dim, c->hidden_size);
+        if (k->whole_gates) {
+            return (carry_lm_parameter){0};
+        }
+        return carry_lm_matrix(k->head_dim, c->hidden_size);
     case CARRY_LM_KDA_F_B:
     case CARRY_LM_KDA_G_B:
         return carry_lm_matrix(k->width, k->whole_gates ? c->hidden_size : k->head_dim);
