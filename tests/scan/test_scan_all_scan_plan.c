@@ -380,7 +380,7 @@ static carry_status never_come(void *user, carry_comm *comm) {
     part mine = make_part(&usual, 1, rank);
     const carry_all_scan_args args = args_of(&usual, &mine, true, false);
     void *workspace = malloc(carry_all_scan_run_workspace(plan));
-    carry_status status = carry_barrier(comm); /* starting and planning take as long as they take */
+    carry_status status = carry_barrier(comm); /* ranks may start and plan slowly */
     status = status == CARRY_OK ? carry_comm_set_deadline(comm, 0.3) : status;
     if (status == CARRY_OK && rank == 0) { /* waits for the others instead of beginning */
         int64_t never;
