@@ -1,12 +1,12 @@
 /* Times of the operators of a training step of Gated DeltaNet 141M on a GPU: 8 x 4096 tokens, hidden 768, 6 heads of
    128, a gated unit of 2048, vocabulary 32000, bf16.
 
-       bench_operators [NAME]     those whose name has NAME
+       bench_operators [NAME]     operators whose name contains NAME
 
    Each line: the best and the median of repeats, each the mean of 10 calls on one stream; GB/s of the least that must
-   be read and written; how often a step of 12 layers calls it, and what that comes to. "apart" is the same operator on
-   tensors that are not aligned to 16 bytes, which the general kernels do. Inputs are random and larger than the cache.
- */
+   be read and written; the number of calls in a step of 12 layers, and their total time. "apart" is the same operator
+   on tensors that are not aligned to 16 bytes, which need the general kernels. Inputs are random and larger than the
+   cache. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

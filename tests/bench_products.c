@@ -1,6 +1,6 @@
 /* Large products side by side: Carry's packed ones and those of a BLAS that is opened at run time, both with their own
-   threads. Prints GFLOP/s of the best repeat (on one thread of processor time), their ratio, and the median of the
-   ratios of two neighbouring repeats, which a processor that changes its speed does not move.
+   threads. Prints GFLOP/s of the best repeat (on one thread by processor time), their ratio, and the median of the
+   ratios of two neighbouring repeats, which does not depend on changes of the processor's speed.
 
        bench_products LIBRARY THREADS SECONDS [SIZE...]      LIBRARY is a libopenblas.so, or "none"
 

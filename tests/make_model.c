@@ -1,4 +1,5 @@
-/* A small model for the tests of whole verbs, with start values so large that what it reads matters. No test by itself.
+/* Not a test: makes a small model for the tests of whole verbs, with weights so large that its output depends on the
+   prompt.
    Usage: make_model FOLDER VOCABULARY [nan|huge|bf16]; make_model FOLDER SHAPE: a shape of carry generate --random, in
    bf16. huge: the embedding of token 255 exceeds f16, in which texts with it have NaN logits. */
 #include <math.h>

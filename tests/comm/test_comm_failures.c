@@ -76,7 +76,7 @@ static carry_status come_late(void *user, carry_comm *comm) {
     failing *f = user;
     const int rank = carry_comm_rank(comm);
     f->seen[rank] = CARRY_EPEER; /* another rank may have given up before this one has passed the barrier */
-    TRY(carry_barrier(comm));    /* the start has no time limit */
+    TRY(carry_barrier(comm));    /* ranks may start slowly */
     TRY(carry_comm_set_deadline(comm, 0.3));
     const double start = carry_seconds();
     if (rank == f->rank) {

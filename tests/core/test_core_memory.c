@@ -151,7 +151,7 @@ static void test_counting_equals_carving_for_every_alignment(void **state) {
 static void test_counting_hands_out_nothing(void **state) {
     (void)state;
     carry_arena arena = carry_arena_over(NULL, 1000);
-    assert_null(carry_arena_take(&arena, 5000, 1)); /* the size of no block is no limit */
+    assert_null(carry_arena_take(&arena, 5000, 1)); /* without a block its size is no limit */
     assert_null(carry_arena_take(&arena, 1, 1));
     assert_false(arena.overflowed);
     size_t total = 0;

@@ -1,7 +1,7 @@
-/* The threads of a block as fibres. Each has a stack of its own and runs until it waits or ends; a warp goes on when
-   all lanes that its instruction names have come, a block when all its threads that have not ended are at the barrier.
-   If nothing can go on, the kernel would hang on a GPU: the process ends with the kernel's name and where threads wait.
- */
+/* The threads of a block as fibres. Each has its own stack and runs until it waits or ends. A warp continues when all
+   lanes that its instruction names have arrived, a block when all its threads that have not ended are at the barrier.
+   If nothing can continue, the kernel would hang on a GPU: the process ends and prints the kernel's name and where
+   threads wait. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,9 +4,9 @@
    Device memory is one range of addresses that may be touched only while a kernel or a copy runs: a host that follows a
    device pointer ends with SIGSEGV, as it would with a GPU. Fresh memory is full of NaN.
 
-   What runs is recorded for profiles, as CUPTI records it on a GPU, in CPU time of the moment.
+   Kernels and copies are recorded for profiles, as CUPTI does on a GPU, with the CPU's clock.
 
-   For tests of the Python package: with CARRY_EMULATE_HOST=1 in the environment memory of the process counts as managed
+   For tests of the Python package: with CARRY_EMULATE_HOST=1 in the environment, memory of the process counts as managed
    memory, which kernels may read. */
 #include <atomic>
 #include <fcntl.h>

@@ -356,7 +356,7 @@ static void test_the_time_of_a_wrong_result_is_not_measured(void **state) {
                  "time(wrong, t=10) < 1");
     not_measured("its result is wrong", "gflops(wrong) > 0");
     not_measured("its result is wrong", "use(wrong) > 0");
-    is(CARRY_NOT_MET, "error(wrong, t=10) < 1e-2"); /* but its error is what it is */
+    is(CARRY_NOT_MET, "error(wrong, t=10) < 1e-2"); /* but its error is a figure */
     is(CARRY_NOT_MET, "error(wrong, t=20) < 1e-2");
     is(CARRY_MET, "max(error(wrong)) > 1e-1");
 }

@@ -139,7 +139,7 @@ static void a_family_is_registered_once(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* The value of a metric at a step, or NaN if there is no such value. */
+/* The value of a metric at a step, or NaN if it is missing. */
 static double metric(const carry_run *run, const char *name, int64_t step) {
     for (int i = 0; i < run->metrics; i++) {
         if (strcmp(run->metric[i].name, name) == 0 && run->metric[i].step == step) {

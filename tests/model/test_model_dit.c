@@ -1,9 +1,10 @@
 /* The video transformer against float64: whole videos in odd shapes; chunks over a cache against the full causal
-   computation; several chunks in one call; steps that are done again; cuts; KV bias; and what is refused.
+   computation; several chunks in one call; steps that are repeated; cuts; KV bias; and refusals.
 
    Bounds. A block is about 30 roundings deep (sums of up to 72 numbers in 16 parts, norms, softmax, two products), each
    2^-24 relative and of random sign; with two or three blocks the relative RMS is near sqrt(100) 2^-24 = 6e-7. 5e-6
-   leaves a factor of eight; a frame more or less in the window makes 1e-3 and more, as the tests ask. */
+   leaves a factor of eight; one frame more or less in the window changes results by 1e-3 and more, which the tests
+   check. */
 #include "dit_support.h"
 
 #define BOUND 5e-6

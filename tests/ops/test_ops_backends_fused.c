@@ -174,7 +174,7 @@ static void case_flow_step(carry_dtype type) {
             args.bad = bad.t[side];
             args.noise = (carry_tensor){0};
             args.sigma = INFINITY;
-            args.x0 = args.velocity; /* what was made of x and x0 stays */
+            args.x0 = args.velocity; /* the results in x and x0 stay */
             CALL(carry_flow_step(ctx, &args));
         }
         compare("x0", &x0, 0x1p-21);

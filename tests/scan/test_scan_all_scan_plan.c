@@ -213,7 +213,7 @@ static void test_the_chain_does_not_send_more_to_more_ranks(void **state) {
     }
 }
 
-/* Nodes are counted by the mean over neighbours, of which one less than the nodes are far apart. */
+/* Nodes are counted from the mean over pairs of neighbours: of these, nodes - 1 are far apart. */
 static void test_nodes_are_counted_by_how_many_neighbours_are_far_apart(void **state) {
     (void)state;
     for (int ranks = 2; ranks <= 64; ranks++) {
@@ -222,7 +222,7 @@ static void test_nodes_are_counted_by_how_many_neighbours_are_far_apart(void **s
             const carry_all_scan_machine m = {.bandwidth = nodes > 1 ? 50e9 : 450e9,
                                               .near_bandwidth = nodes < ranks ? 450e9 : 50e9,
                                               .mean_bandwidth = all / ((all - crossing) / 450e9 + crossing / 50e9)};
-            const double wanted = nodes < ranks ? nodes : 1.0; /* all as far apart as any are one node */
+            const double wanted = nodes < ranks ? nodes : 1.0; /* equal distances count as one node */
             assert_true(fabs(carry_all_scan_nodes(&m, ranks) - wanted) < 1e-9 * wanted);
         }
     }
@@ -255,7 +255,7 @@ static void test_the_planner_takes_what_is_cheapest(void **state) {
             which = seconds < best ? i : which;
             best = seconds < best ? seconds : best;
             for (int64_t b = 1; b <= p.heads * p.value && carry_all_scan_at(i)->cuts; b += b / 3 + 1) {
-                int64_t given = b; /* counts that are not tried may gain by rounding, a little */
+                int64_t given = b; /* other counts may be slightly better by rounding */
                 assert_true(carry_all_scan_predict(carry_all_scan_at(i), &p, ranks, &m, &given) > 0.85 * seconds);
                 assert_int_equal(given, b);
             }
@@ -268,13 +268,13 @@ static void test_the_planner_takes_what_is_cheapest(void **state) {
             int64_t again = 0, further = 0;
             const double twice = carry_all_scan_predict(carry_all_scan_at(i), &p, ranks, &slow, &again);
             assert_true(fabs(twice / seconds - 2) < 1e-9 && again == blocks); /* all is linear in time */
-            const bool shares = strcmp(carry_all_scan_name(i), "heads") == 0; /* fewer of them to each of more ranks */
+            const bool shares = strcmp(carry_all_scan_name(i), "heads") == 0; /* more ranks have fewer heads each */
             assert_true(shares || carry_all_scan_predict(carry_all_scan_at(i), &p, ranks + 1, &m, &further) >= seconds);
         }
         taken[which]++;
     }
     assert_true(taken[0] > 0 && taken[1] > 0 && taken[2] > 0 &&
-                taken[3] > 0); /* each has its place; serial is the chain's worst */
+                taken[3] > 0); /* each is chosen somewhere; serial is the chain's worst */
 }
 
 static carry_status plan_measured(void *user, carry_comm *comm) {
@@ -380,7 +380,7 @@ static carry_status never_come(void *user, carry_comm *comm) {
     part mine = make_part(&usual, 1, rank);
     const carry_all_scan_args args = args_of(&usual, &mine, true, false);
     void *workspace = malloc(carry_all_scan_run_workspace(plan));
-    carry_status status = carry_barrier(comm); /* starting and planning take as long as they take */
+    carry_status status = carry_barrier(comm); /* ranks may start and plan slowly */
     status = status == CARRY_OK ? carry_comm_set_deadline(comm, 0.3) : status;
     if (status == CARRY_OK && rank == 0) { /* waits for the others instead of beginning */
         int64_t never;

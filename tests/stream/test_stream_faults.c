@@ -63,7 +63,7 @@ static carry_status put(carry_comm *comm, carry_link *link, const carry_envelope
     return carry_link_send(link, CARRY_MESSAGE_ENVELOPE, size);
 }
 
-/* The next message that is not about a call. The text of a refusal is stored in s->told. */
+/* The next message that is not about a call. Stores the text of a refusal. */
 static carry_status get(scene *s, carry_link *link, carry_message *message) {
     do {
         TRY(carry_link_receive(link, message));

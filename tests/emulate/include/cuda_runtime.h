@@ -1,10 +1,9 @@
-/* CUDA for tests without a GPU: the runtime's functions and the language's words, as far as Carry uses them, on the
-   CPU. The device has capability 8.0 and four multiprocessors. Work is done when it is enqueued, blocks one after
-   another and the threads of a block as fibres (runtime.cpp), so that results do not depend on chance; what waits for a
-   thread that will never come ends the process with a message. Device memory cannot be touched outside of kernels and
-   copies.
+/* CUDA for tests without a GPU: the functions and keywords that Carry uses, on the CPU. The device has capability 8.0
+   and four multiprocessors. Work runs when it is enqueued, blocks one after another and the threads of a block as
+   fibres (fibres.cpp), so that results are deterministic. A wait for a thread that never arrives ends the process with
+   a message. Device memory cannot be touched outside of kernels and copies.
 
-   translate.py makes C++ of CUDA C++: launches become emulate::launch, assembly becomes functions of emulate.h. */
+   translate.py turns CUDA C++ into C++: launches become emulate::launch, assembly becomes functions of emulate.h. */
 #ifndef CARRY_EMULATE_CUDA_RUNTIME_H
 #define CARRY_EMULATE_CUDA_RUNTIME_H
 
