@@ -143,10 +143,10 @@ static bool decode(const char *from, size_t length, char *value, size_t capacity
     return true;
 }
 
-/* Parsing has put a NUL after names and values; lines still end with '
-   '. */
+/* Parsing has put a NUL after names and values; lines still end with a line feed. The last line, which is empty, has no
+   NUL and is not compared. */
 const char *carry_http_header(const carry_http_request *request, const char *name) {
-    for (const char *line = request->fields; line != NULL && line < request->fields_end;) {
+    for (const char *line = request->fields; line != NULL && line < request->fields_end - 2;) {
         const char *end = memchr(line, '\n', (size_t)(request->fields_end - line));
         if (end == NULL) {
             break;
