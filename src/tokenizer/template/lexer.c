@@ -423,8 +423,8 @@ static void read_all(lexer *lex) {
 }
 
 void jinja_read_tokens(jinja_parser *parser, const char *text, size_t length) {
-    /* As in Jinja, every line break becomes a line feed, and one at the end is dropped. The byte before the start may be
-       read. */
+    /* As in Jinja, every line break becomes a line feed, and one at the end is dropped. The byte before the start may
+       be read. */
     char *bytes = jinja_new(parser->arena, length + 2, 1);
     char *to = bytes + 1;
     for (size_t i = 0; i < length; i++) {
