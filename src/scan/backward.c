@@ -70,7 +70,7 @@ static void outer(const pass *p, float *dA, const float *l, const float *before)
     }
 }
 
-/* Loads the state before step t: h of the previous step, or h0. Returns false if there is none. */
+/* Loads the state before step t: h of the previous step, or h0. Returns false at the first step if there is no h0. */
 static bool state_before(const pass *p, int64_t item, int64_t t, float *state) {
     const carry_scan_backward_args *given = p->given;
     int64_t neighbour = p->plan->problem.reversed ? t + 1 : t - 1;

@@ -1,4 +1,4 @@
-/* What the page does: answers that are being written (`runs`), the actions of its buttons (`act`), keys, the start. */
+/* The behaviour of the page: answers that are being written (`runs`), the actions of its buttons (`act`), keys, the start. */
 
 const runs = new Map(); // id of a conversation: { conversation, node, controller }
 let modelName = "", contextLength = 0;
