@@ -111,6 +111,7 @@ carry_status carry_model_runner_open_device(carry_model_runner *r) {
             "and a model that the decoding kernels support; use the CPU for others",
             CARRY_CHAIN_SEQUENCES);
     }
+    r->head.reads_singly = true;
     r->single = calloc((size_t)r->head.sizes.sequences, sizeof *r->single);
     return r->single != NULL ? CARRY_OK : carry_fail(r->head.ctx, CARRY_EMEMORY, "out of memory: the runs of a step");
 }

@@ -99,6 +99,7 @@ struct carry_runner {
     carry_runner_sizes sizes;
     bool overlaps; /* steps run asynchronously: the next one should be enqueued before the results of the last are read.
                       False if a step is done when it returns (on the CPU) */
+    bool reads_singly; /* a step reads prompts token by token, so a piece may end at any token */
 };
 
 #endif

@@ -3,7 +3,7 @@
    Requests wait in a bounded queue, first come, first served. A request is admitted when the pool has a slot and all
    pages that it may ever need, so that an admitted sequence can always finish; cached prefixes are evicted for it. A
    step has one token of every sequence that is generating, and pieces of prompts. Pieces end at multiples of
-   CARRY_PAGE_TOKENS tokens of the text. While texts are generated, pieces are kept small and rare enough that each text
+   CARRY_PAGE_TOKENS tokens of the text, unless the runner reads them token by token. While texts are generated, pieces are kept small and rare enough that each text
    keeps at least half of the rate that it has without them.
 
    If the runner overlaps with the host, a step is enqueued before the results of the last one are read. If a sequence

@@ -12,6 +12,7 @@
 #define BLOCK CARRY_PAGE_TOKENS
 #define PAUSE 4.0           /* a piece may take as long as this many steps of texts, */
 #define PAUSE_SECONDS 0.02  /* or this long: shorter pieces do not keep a GPU busy, and the pause is not noticed */
+#define SINGLE_PIECE 8      /* tokens of a prompt beside texts if they are read one by one: a text waits for all of them */
 #define OLDEST_SHARE 4      /* the oldest prompt gets 1 / OLDEST_SHARE of a step */
 #define NEW_SHARE 0.25      /* weight of a new measurement in a running mean */
 #define FINE_SNAPSHOTS 8192 /* up to this token of a prompt, pieces end at multiples of snapshot_every */
@@ -156,11 +157,13 @@ static int64_t cached_end(const carry_scheduler *s, const carry_sequence *q) {
     return is_cut(s, q) || last == 0 ? last : q->prompt_end;
 }
 
-/* The end of a prompt's next piece, at most `most` tokens further; `length` if not even a block fits. */
+/* The end of a prompt's next piece, at most `most` tokens further; `length` if not even a block fits, where pieces are
+   whole blocks. */
 static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int64_t most) {
     const int64_t length = q->track.length;
     const int64_t every = s->options.snapshot_every;
-    int64_t end = length + most >= q->prompt_end ? q->prompt_end : block_floor(length + most);
+    int64_t end = length + most;
+    end = end >= q->prompt_end ? q->prompt_end : s->runner->reads_singly ? end : block_floor(end);
     if (end <= length) {
         return length;
     }
@@ -180,6 +183,7 @@ static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int6
 
 static void add_piece(carry_scheduler *s, carry_sequence *q, carry_flight *f, int64_t *left, int64_t share) {
     const carry_track *t = &q->track;
+    share = s->runner->reads_singly && f->writers > 0 && share > SINGLE_PIECE ? SINGLE_PIECE : share;
     const int64_t end = piece_end(s, q, share < *left ? share : *left);
     if (end > t->length) {
         const int64_t before = f->count;
