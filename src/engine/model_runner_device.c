@@ -93,7 +93,8 @@ static carry_status open_sampling(carry_model_runner *r) {
     r->last_there = there;
     CARRY_TRY(carry_device_fill(ctx, there, r->device, 0, bytes, NULL));
     CARRY_TRY(carry_stream_wait(ctx, r->device, NULL));
-    return r->dtype == CARRY_BF16 ? open_kernels(r) : CARRY_OK;
+    /* These kernels do not give the hidden states, which multi-token heads need. */
+    return r->dtype == CARRY_BF16 && r->heads.lm == NULL ? open_kernels(r) : CARRY_OK;
 }
 
 carry_status carry_model_runner_open_device(carry_model_runner *r) {
