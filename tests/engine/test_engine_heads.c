@@ -1,7 +1,6 @@
 /* Guesses by multi-token heads: they equal those of plain loops, and texts are the same as without them. */
+#include "heads_engine_support.h"
 #include "heads_runner_support.h"
-
-#include "carry/engine.h"
 
 static void guesses_equal_plain_loops(void **unused) {
     (void)unused;
@@ -11,72 +10,25 @@ static void guesses_equal_plain_loops(void **unused) {
     carry_ctx_free(ctx);
 }
 
-typedef struct answer {
-    int64_t token[64];
-    int64_t count, cached, drafted, accepted;
-} answer;
-
-static bool take(void *user, const carry_engine_event *event) {
-    answer *a = user;
-    if (event->token >= 0) {
-        a->token[a->count++] = event->token;
-        return true;
-    }
-    assert_int_equal(event->reason, CARRY_REASON_LENGTH);
-    a->cached = event->cached_tokens;
-    a->drafted = event->drafted_tokens;
-    a->accepted = event->accepted_tokens;
-    return true;
-}
-
-static carry_engine *open_engine(carry_ctx *ctx, const heads_case *c, const char *draft) {
-    carry_engine *engine;
-    assert_ok(
-        ctx, carry_engine_open(ctx, &engine, c->folder,
-                               &(carry_engine_options){CARRY_INIT(carry_engine_options), .sequences = 4, .context = 512,
-                                                       .memory = (size_t)64 << 20, .same_bits = true, .draft = draft}));
-    return engine;
-}
-
-static void ask(carry_ctx *ctx, carry_engine *engine, int number, double temperature, answer *a) {
-    int64_t ids[300];
-    uint64_t request;
-    const int64_t count = 2 + 70 * number;
-    for (int64_t i = 0; i < count; i++) {
-        ids[i] = (i * 5 + i / 3 + number) % HEADS_H;
-    }
-    *a = (answer){0};
-    const carry_engine_request r = {CARRY_INIT(carry_engine_request),
-                                    .ids = ids,
-                                    .id_count = count,
-                                    .tokens = 50,
-                                    .temperature = temperature,
-                                    .seed = 7,
-                                    .ignore_ends = true,
-                                    .on_event = take,
-                                    .user = a};
-    assert_ok(ctx, carry_engine_submit(ctx, engine, &r, &request));
-}
-
 static void texts_are_those_without_guesses(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     heads_case c;
     for (int variant = 0; variant < 4; variant++) {
         const double temperature = (variant & 1) != 0 ? 0.7 : 0.0;
-        answer plain[4], guessed[4], again[4];
+        heads_answer plain[4], guessed[4], again[4];
         int64_t accepted = 0;
         heads_open(&c, ctx, (variant & 2) != 0);
-        carry_engine *without = open_engine(ctx, &c, NULL);
-        carry_engine *with = open_engine(ctx, &c, "mtp");
+        carry_engine *without = heads_engine(ctx, &c, NULL, 0, CARRY_F32);
+        carry_engine *with = heads_engine(ctx, &c, "mtp", 0, CARRY_F32);
         for (int i = 0; i < 4; i++) {
-            ask(ctx, without, i, temperature, &plain[i]);
-            ask(ctx, with, i, temperature, &guessed[i]);
+            heads_ask(ctx, without, i, temperature, &plain[i]);
+            heads_ask(ctx, with, i, temperature, &guessed[i]);
         }
         assert_ok(ctx, carry_engine_run(without));
         assert_ok(ctx, carry_engine_run(with));
         for (int i = 0; i < 4; i++) { /* one by one, from cached prefixes */
-            ask(ctx, with, i, temperature, &again[i]);
+            heads_ask(ctx, with, i, temperature, &again[i]);
             assert_ok(ctx, carry_engine_run(with));
             assert_int_equal(plain[i].count, 50);
             assert_memory_equal(guessed[i].token, plain[i].token, sizeof plain[i].token);
