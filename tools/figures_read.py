@@ -17,7 +17,7 @@ SHORT = {"k": "k tokens/s", "M": "M tokens/s", "us": "µs"}
 KEYS = [(r"tokens_per_s$", "tokens/s"), (r"frames_per_s$|^fps$", "frames/s"), (r"gflops$", "GFLOP/s"), (r"gbytes_s$", "GB/s"),
         (r"(_s|_seconds|^seconds)$|^(clean|denoise|decode|recompute|slower_stage|cost)$", "s"), (r"_ms$|^ms$", "ms"), (r"_us$", "µs"),
         (r"_kb$|_kB$", "kB"), (r"_MB$", "MB"), (r"_MiB$", "MiB"), (r"bytes$|^workspace$|^memory$", "bytes"),
-        (r"^(share|busy|spread|value|overlap|mfu|exposed)$", "times")]
+        (r"^(share|busy|spread|value|overlap|mfu|exposed|use|score)$", "times")]
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 TOKEN = re.compile(r"(?<![\w.,:²³#/])[-−+]?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?)(?![\w]|[.,:]\d)\s?(" + UNIT + r"|k|M)?(?![\w/])")
 LIST_OF = re.compile(r"(\s*(,|and|to|or|/|;|against|instead of|→)\s*|\s*[\d.,]+\s*)+")  # between numbers that share a unit
@@ -35,7 +35,7 @@ NO_FIGURES = re.compile("|".join([
     r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,10}\b", r"\b\d+\.\d+\.\d+\b",  # commits, versions
     r"\b(?:PyTorch|CUDA|Triton|Python|gcc|driver|transformers|cuBLASLt|qemu|MPI|Qwen|Wan) \d+(?:\.\d+)*(?![\d.]*\s?(?:" + UNIT + r")\b)",
     r"\b\w+ = [\d,.]+" + MORE, r"\b(?:[Ss]eed|[Ss]teps?|[Ee]xit|token|turns?|[Ee]xperiments?) \d+" + MORE,
-    r"\b[A-Za-z][\w-]*\d[\w.]*", r"\b\d+(?:\.\d+)?[BMk]\b(?! tokens)"]))
+    r"\b[\d.]+ M parameters", r"\b[A-Za-z][\w-]*\d[\w.]*", r"\b\d+(?:\.\d+)?[BMk]\b(?! tokens)"]))
 
 
 class Figure:
