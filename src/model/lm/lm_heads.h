@@ -14,7 +14,7 @@
 
 #include "model/lm/lm.h"
 
-/* Loads the heads from the folder of a model. CARRY_EUNSUPPORTED: the model has none, or they are of another kind. They
+/* Loads the heads from the folder of a model. CARRY_EUNSUPPORTED: the model has no heads, or heads of another kind. They
    use the model and are freed with carry_lm_free before it. */
 carry_status carry_lm_heads_open(carry_lm *model, carry_lm **heads);
 
