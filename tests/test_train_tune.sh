@@ -49,7 +49,8 @@ cp lora/latest/adapter_model.safetensors other/
 cp other.json other/adapter_config.json
 refused "the adapter is for another model" generate "$golden" --adapter other -p x --device cpu
 
-for kind in "--lora-rank 4 --lora-dropout 0.1" "--optimizer muon"; do
+for kind in "--lora-rank 4 --lora-dropout 0.1" "--optimizer muon" "--optimizer-state bf16" \
+    "--optimizer muon --optimizer-state bf16"; do
     long="$base $kind --steps 40 --save-every 1 --log-every 40"
     rm -rf whole killed
     "$carry" train $long --out whole > out 2>&1 || fail "$(cat out)"

@@ -62,9 +62,12 @@ struct carry_lm_pass {
         carry_tensor z, dz; /* A x and its gradient: [tokens, rank] */
         carry_tensor x, dx; /* with dropout: the input of A and its gradient, with the width of the widest */
         carry_tensor scale; /* [rank], f32, all the same */
-    } adapter;              /* for a model with an adapter */
-    carry_tensor unread;    /* for a frozen model: memory for small gradients that operators always compute */
-    void *scratch;          /* workspace of the operator that is running */
+        carry_tensor kept;  /* scale A x of every pair, [pairs * most, rank]; absent if layers are computed again */
+        int64_t last;       /* the pair, and the data of x, for which z was last computed; -1: none in this call */
+        const void *last_x;
+    } adapter;           /* for a model with an adapter */
+    carry_tensor unread; /* for a frozen model: memory for small gradients that operators always compute */
+    void *scratch;       /* workspace of the operator that is running */
     size_t scratch_bytes;
 };
 
