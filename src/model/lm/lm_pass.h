@@ -144,6 +144,9 @@ carry_status carry_lm_adapt_backward(const carry_lm_call *call, int slot, carry_
                                      carry_tensor x);
 void carry_lm_adapter_take(carry_lm_pass *pass, carry_arena *arena);
 carry_status carry_lm_adapter_begin(carry_lm_pass *pass);
+/* For a pass with same_bits: checks that its layers allow it, and allocates memory for products in blocks of a fixed
+   number of rows. */
+carry_status carry_lm_open_fixed(carry_lm_pass *pass);
 /* True if the maps of one x are columns of one array, so that one product computes them all: on a GPU, without an
    adapter (which adds to each map separately). */
 bool carry_lm_joins(const carry_lm_pass *pass);

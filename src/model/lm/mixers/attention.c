@@ -389,6 +389,20 @@ static carry_status attend_step(const carry_lm_call *call) {
     return carry_attention_step(pass->ctx, &step, pass->scratch, pass->scratch_bytes);
 }
 
+/* One query at a time: the sums of a query depend on the other queries of its block. */
+static carry_status attend_each(const carry_lm_pass *pass, const carry_attention_args *all) {
+    const int64_t past = all->k.shape[0] - all->q.shape[0];
+    for (int64_t t = 0; t < all->q.shape[0]; t++) {
+        carry_attention_args one = *all;
+        one.o = carry_slice(all->o, t, 1);
+        one.q = carry_slice(all->q, t, 1);
+        one.k = carry_slice(all->k, 0, past + t + 1);
+        one.v = carry_slice(all->v, 0, past + t + 1);
+        CARRY_TRY(carry_attention(pass->ctx, &one, pass->scratch, pass->scratch_bytes));
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_lm_attend(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention_rows *r = call->rows;
@@ -408,7 +422,8 @@ carry_status carry_lm_attend(const carry_lm_call *call) {
         if (call->args->state != NULL) {
             CARRY_TRY(extend(call, i, &attention));
         }
-        CARRY_TRY(carry_attention(pass->ctx, &attention, pass->scratch, pass->scratch_bytes));
+        CARRY_TRY(pass->options.same_bits ? attend_each(pass, &attention)
+                                          : carry_attention(pass->ctx, &attention, pass->scratch, pass->scratch_bytes));
     }
     return CARRY_OK;
 }
