@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "carry/tensor.h"
+#include "ops/cuda/nn.cuh"
 
 #define CARRY_DITHER_FUNCTION static __device__ __forceinline__
 #include "ops/dither.h"
