@@ -29,7 +29,7 @@ carry_status carry_lm_open_fixed(carry_lm_pass *pass) {
     CARRY_TRY(check_fixed(pass));
     const carry_parameters *own = &pass->lm->own;
     int64_t in = 1;
-    int64_t out = 1;
+    int64_t out = pass->lm->config.vocab_size; /* also for multi-token heads, which use another model's head */
     for (int64_t i = 0; i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];
         out = p->rank == 2 && p->shape[0] > out ? p->shape[0] : out;

@@ -13,6 +13,7 @@
 #include "core/tensor.h"
 #include "model/host.h"
 #include "model/lm/adapter.h"
+#include "model/lm/lm_heads.h"
 #include "model/lm/places.h"
 #include "ops/linear.h"
 
@@ -248,6 +249,7 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
         }
         CARRY_TRY(carry_tensor_expect(ctx, "losses", &args->losses, 1, &o->tokens));
     }
+    CARRY_TRY(carry_lm_heads_check(pass, args));
     if (args->last_logits && o->sequences > 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "last_logits is not for packed sequences");
     }
@@ -340,8 +342,9 @@ static carry_status run(carry_lm_pass *pass, const carry_lm_args *args, void *me
     }
     CARRY_TRY(fill_factors(pass));
     CARRY_TRY(carry_lm_adapter_begin(pass));
-    CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm, lm->embeddings), pass->ids));
+    CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm->tables, lm->tables->embeddings), pass->ids));
     CARRY_TRY(carry_lm_scale(pass, pass->h[0], pass->h[0], pass->embedding_factor));
+    CARRY_TRY(carry_lm_is_heads(lm) ? carry_lm_heads_join(pass, args) : CARRY_OK);
     for (int64_t layer = 0; layer < layers; layer++) {
         CARRY_TRY(carry_lm_layer_forward(pass, args, layer, false));
     }
