@@ -3,51 +3,98 @@
 
 namespace DELTA_CHUNK {
 
-/* Computes q k^T and k k^T over 128 keys of a chunk. add = 0 overwrites the sums, add = 1 adds to them. */
-static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], uint32_t q, uint32_t k, int add) {
+/* Computes a warp's 16 rows of k k^T and q k^T over 128 keys of a chunk. add = 0 overwrites the sums, add = 1 adds to
+   them. */
+static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], uint32_t k, int band, int lane,
+                                                int add) {
     using namespace hopper;
-    products_begin();
+    uint32_t from = swizzled(k, 16 * band + (lane & 8) + lane % 8, lane / 16);
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        uint32_t along = i / 4 * BAND + i % 4 * 32;
-        product_both(kk, describe(k + along, 0), describe(k + along, 0), add || i > 0);
-        product_both(qk, describe(q + along, 0), describe(k + along, 0), add || i > 0);
+    for (int half = 0; half < 2; half++) {
+        uint32_t left[2][4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            load_matrices(left[0][i], (from ^ 32 * i) + half * BAND);
+            load_matrices(left[1][i], (from ^ 32 * i) + half * BAND + TILE);
+        }
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint64_t right = describe(k + half * BAND + i * 32, 0);
+            product_along(kk, left[0][i], right, add || half > 0 || i > 0);
+            product_along(qk, left[1][i], right, add || half > 0 || i > 0);
+        }
+        products_commit();
+        products_wait<0>();
     }
-    products_commit();
-    products_wait<0>();
     keep_below(kk);
     keep_below(qk);
 }
 
-/* Computes the tiles of 1 or 2 value heads (`heads`) in shared memory at `data`. Their numbers must be in `n`. The
-   scores use the same memory first. */
-static __device__ __forceinline__ void make_tiles(const prepare_args &a, prepare_numbers &n, const float (&kk)[32],
-                                                  const float (&qk)[32], uint32_t start, char *data, int heads,
-                                                  int thread) {
-    float *triangles = (float *)(data + 2 * CHUNK_BYTES);
-    int warp = thread / 32, lane = thread % 32;
-    for (int e = 0; e < heads; e++) {
-        weigh(a, n, e, kk, qk, triangles + e * TRIANGLE, scores_of(data + e * CHUNK_BYTES, warp, lane), warp, lane);
+template <int BAND_OF>
+static __device__ __forceinline__ void make_band(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
+                                                 const float (&qk)[32], uint32_t start, int lane) {
+    band_rows m;
+    weigh<BAND_OF>(a, n, e, kk, qk, m, lane);
+    int row = 16 * BAND_OF + lane / 4;
+    float by[2] = {a.scale * n.inverse_norm[1][row], a.scale * n.inverse_norm[1][row + 8]};
+    solve<BAND_OF, REST_AT>(m, start, by, lane);
+}
+
+/* Computes the tile of value head e in shared memory at `start`. Its numbers must be in `n`. */
+template <int HALVES>
+static __device__ __forceinline__ void make_tile(const prepare_args &a, prepare_numbers &n, int e, uint32_t start,
+                                                 char *data, int band, int lane) {
+    float kk[32], qk[32];
+#pragma unroll
+    for (int half = 0; half < HALVES; half++) {
+        multiply(kk, qk, start + ROWS_AT + half * 2 * TILE, band, lane, half);
+    }
+    __syncthreads(); /* the numbers are there, and the tile before has been stored */
+    if (band == 0) {
+        make_band<0>(a, n, e, kk, qk, start, lane);
+    } else if (band == 1) {
+        make_band<1>(a, n, e, kk, qk, start, lane);
+    } else if (band == 2) {
+        make_band<2>(a, n, e, kk, qk, start, lane);
+    } else {
+        make_band<3>(a, n, e, kk, qk, start, lane);
     }
     __syncthreads();
-    invert(triangles, warp, lane);
-    __syncthreads();
-    for (int e = 0; e < heads; e++) {
-        uint32_t T = start + e * CHUNK_BYTES, P[32];
-        float W[32];
-        load_scores(P, scores_of(data + e * CHUNK_BYTES, warp, lane), warp);
-        __syncthreads(); /* all threads have read P */
-        finish(a, n, e, triangles + e * TRIANGLE, T, start + REST_AT, data + e * CHUNK_BYTES, thread);
-        hopper::fence_async();
-        __syncthreads();
-        apply_inverse(W, P, T, start + REST_AT);
-        store_weights(T + KEPT, W, warp, lane);
+    if (band < 2) {
+        store_numbers(a, n, e, (float *)(data + NUMBERS_AT), 32 * band + lane);
     }
     hopper::fence_async();
     __syncthreads();
 }
 
-__global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepare_args a) {
+/* Asks for q and k of a chunk. One thread. */
+template <int HALVES>
+static __device__ __forceinline__ void ask_rows(const prepare_args &a, const chunk_place &at, int head, uint32_t k,
+                                                uint32_t full) {
+    using namespace hopper;
+    barrier_init(full, 1);
+    fence_async();
+    barrier_expect(full, HALVES * 2 * TILE);
+    for (int i = 0; i < HALVES; i++) {
+        copy_tile(k + 2 * i * TILE, &a.k, at.first, 2 * i, head, at.batch, full);
+        copy_tile(k + (2 * i + 1) * TILE, &a.q, at.first, 2 * i, head, at.batch, full);
+    }
+}
+
+/* Stores a tile. One thread. In parts of powers of two: initcheck of CUDA 13.0 does not see all of another store. */
+static __device__ __forceinline__ void store_prepared(char *to, uint32_t from) {
+    using namespace hopper;
+    store_bytes(to, from, 8192);
+    store_bytes(to + 8192, from + 8192, NUMBERS_AT - 8192);
+    store_bytes(to + NUMBERS_AT, from + NUMBERS_AT, NUMBERS_BYTES);
+    stores_commit();
+}
+
+constexpr int PREPARE_BLOCKS = 4; /* of a multiprocessor: what 128 registers allow */
+
+/* HALVES: halves of 128 keys. */
+template <int HALVES> __global__ void __launch_bounds__(128, PREPARE_BLOCKS) prepare(const __grid_constant__ prepare_args a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace hopper;
     extern __shared__ char memory[];
@@ -57,61 +104,42 @@ __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepar
     if (at.length <= 0) {
         return;
     }
-    int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
+    /* The last band has the most to do, so its warp varies between thread blocks. */
+    int thread = (int)threadIdx.x, lane = thread % 32;
+    int band = __shfl_sync(0xffffffffu, (int)((threadIdx.x / 32 + blockIdx.x + blockIdx.x / 4) % 4), 0);
     uint32_t start = (shared_address(memory) + 1023u) & ~1023u;
     char *data = memory + (start - shared_address(memory));
-    int halves = halves_of(a.s);
-    uint32_t full = shared_address(&n.full), q = start, k = start + halves * TILE;
+    uint32_t full = shared_address(&n.full), k = start + ROWS_AT;
     if (thread == 0) {
-        barrier_init(full, 1);
-        fence_async();
-        barrier_expect(full, halves * 2 * TILE);
-        for (int i = 0; i < halves; i++) {
-            copy_tile(q + i * TILE, &a.q, at.first, 2 * i, head, at.batch, full);
-            copy_tile(k + i * TILE, &a.k, at.first, 2 * i, head, at.batch, full);
-        }
+        ask_rows<HALVES>(a, at, head, k, full);
     }
     int group = (a.s.value_heads >> a.s.shift) / a.s.heads, value_head = head * group;
     __syncthreads();
-    if (warp < 2) { /* the first pair's numbers come while the tiles do */
-        load_numbers(a, at, value_head + min(warp, group - 1), n, warp, lane);
+    if (band < 2) { /* the first pair's numbers come while the tiles do */
+        load_numbers(a, at, value_head + min(band, group - 1), n, band, lane);
     }
     barrier_wait(full, 0);
     if (at.length < C) {
-        clear_rows(q, 2 * halves, at.length, thread);
-        clear_rows(k, 2 * halves, at.length, thread);
+        clear_rows(k, 4 * HALVES, at.length, thread);
         fence_async();
         __syncthreads();
     }
-    n.inverse_norm[thread / C][thread % C] = a.l2norm ? inverse_norm(thread < C ? k : q, halves, thread % C) : 1.0f;
-    float kk[32], qk[32];
-    multiply(kk, qk, q, k, 0);
-    if (halves > 1) {
-        multiply(kk, qk, q + TILE, k + TILE, 1);
+    float norm = a.l2norm ? inverse_norm(thread < C ? k : k + TILE, HALVES, thread % C) : 1.0f;
+    n.inverse_norm[thread / C][thread % C] = norm;
+    if (thread < C) {
+        n.log_norm[thread] = log2f(norm);
     }
-    __syncthreads();
-    for (int pair = 0; pair < group; pair += 2) {
-        int heads = min(2, group - pair);
-        if (pair > 0) {
-            if (thread == 0) {
-                stores_wait_read();
-            }
-            if (warp < heads) {
-                load_numbers(a, at, value_head + pair + warp, n, warp, lane);
-            }
-            __syncthreads();
+    for (int e = 0; e < group; e++) {
+        if (e > 0 && e % 2 == 0 && band < min(2, group - e)) {
+            load_numbers(a, at, value_head + e + band, n, band, lane);
         }
-        make_tiles(a, n, kk, qk, start, data, heads, thread);
         if (thread == 0) {
-            for (int e = 0; e < heads; e++) {
-                /* In parts of powers of two: initcheck of CUDA 13.0 does not see all of another store. */
-                int64_t tile = (int64_t)slot * (a.s.value_heads >> a.s.shift) + value_head + pair + e;
-                char *to = a.tiles + tile * CHUNK_BYTES;
-                store_bytes(to, start + e * CHUNK_BYTES, 8192);
-                store_bytes(to + 8192, start + e * CHUNK_BYTES + 8192, NUMBERS_AT - 8192);
-                store_bytes(to + NUMBERS_AT, start + e * CHUNK_BYTES + NUMBERS_AT, NUMBERS_BYTES);
-            }
-            stores_commit();
+            stores_wait_read();
+        }
+        make_tile<HALVES>(a, n, e % 2, start, data, band, lane);
+        if (thread == 0) {
+            int64_t tile = (int64_t)slot * (a.s.value_heads >> a.s.shift) + value_head + e;
+            store_prepared(a.tiles + tile * CHUNK_BYTES, start);
         }
     }
     if (thread == 0) {
@@ -250,9 +278,11 @@ prepare_args prepare_args_of(const carry_delta_job *job, const CUtensorMap *q, c
 
 carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const prepare_args &a, int ordinal,
                             cudaStream_t stream) {
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(prepare, cudaFuncAttributeMaxDynamicSharedMemorySize, PREPARE_SHARED),
+    int bytes = prepare_shared(job->key > D ? 2 : 1);
+    auto kernel = job->key > D ? prepare<2> : prepare<1>;
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                    "no shared memory for the delta rule");
-    prepare<<<(unsigned)(slots_of(job) * job->heads), 128, PREPARE_SHARED, stream>>>(a);
+    kernel<<<(unsigned)(slots_of(job) * job->heads), 128, bytes, stream>>>(a);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
 }
@@ -264,7 +294,7 @@ bool works(int ordinal) {
     cudaFuncAttributes attributes;
     bool is = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
               cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) == cudaSuccess && major == 9 &&
-              minor == 0 && cudaFuncGetAttributes(&attributes, prepare) == cudaSuccess &&
+              minor == 0 && cudaFuncGetAttributes(&attributes, prepare<1>) == cudaSuccess &&
               attributes.sharedSizeBytes > 0;
     (void)cudaGetLastError();
     return is;

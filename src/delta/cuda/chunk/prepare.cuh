@@ -2,12 +2,14 @@
    a time.
 
    Gates are summed in double and stored as two floats, so that a very negative gate does not cost the small gates after
-   it their precision. Gates below -512 are raised to -512: both decays are zero, and minus infinity would produce NaN.
- */
+   it their precision. Gates below -100 are raised to -100: both decays are zero, and minus infinity would produce NaN.
+   Decays between two tokens of the chunk come from the first of the two floats: 10 gates of -100 leave an error of 1e-4
+   in the decay between later tokens. */
 #ifndef CARRY_DELTA_CHUNK_PREPARE_CUH
 #define CARRY_DELTA_CHUNK_PREPARE_CUH
 
 #include "delta/cuda/chunk/inverse.cuh"
+#include "delta/cuda/chunk/solve.cuh"
 
 namespace DELTA_CHUNK {
 
@@ -21,15 +23,19 @@ struct prepare_args {
     char *tiles;
 };
 
-constexpr int REST_AT = (2 * CHUNK_BYTES + 2 * TRIANGLE * 4 + 511) / 512 * 512; /* the rounding error of T */
-constexpr int PREPARE_SHARED = 1024 + REST_AT + KEPT;
-static_assert(PREPARE_SHARED >= 1024 + 4 * TILE, "q and k of 256 are there first");
+/* Shared memory of prepare: T, W and the numbers of a value head, the rounding error of T, then for every half of the
+   keys k and q. */
+constexpr int REST_AT = CHUNK_BYTES, ROWS_AT = (REST_AT + KEPT + 1023) / 1024 * 1024;
+constexpr int prepare_shared(int halves) {
+    return 1024 + ROWS_AT + halves * 2 * TILE;
+}
 
 /* Numbers of two value heads, and norms of q and k. */
 struct prepare_numbers {
     float high[2][C], low[2][C]; /* log2 of the cumulative decay */
     float beta[2][C];
     float inverse_norm[2][C]; /* for k and for q */
+    float log_norm[C];        /* log2 of the one for k */
     float bad[2][C];          /* 0, or NaN for a token whose row of A has NaN or infinity */
     uint64_t full;
 };
@@ -51,7 +57,7 @@ static __device__ __forceinline__ float gate_of(const prepare_args &a, float g, 
         float x = g + bias;
         g = rate * (x > 20.0f ? x : log1pf(expf(x)));
     }
-    return g < -512.0f ? -512.0f : g;
+    return g < -100.0f ? -100.0f : g;
 }
 
 static __device__ __forceinline__ float beta_of(const prepare_args &a, float x) {
@@ -120,7 +126,7 @@ static __device__ __forceinline__ float inverse_norm(uint32_t tile, int halves, 
             uint32_t w[4];
             asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                         : "r"(swizzled(tile + half * TILE + part / 8 * BAND, row, part % 8)));
+                         : "r"(swizzled(tile + half * 2 * TILE + part / 8 * BAND, row, part % 8)));
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 sum += low_half(w[i]) * low_half(w[i]) + high_half(w[i]) * high_half(w[i]);
@@ -131,25 +137,86 @@ static __device__ __forceinline__ float inverse_norm(uint32_t tile, int halves, 
 }
 
 /* A NaN or infinity in one token must not reach earlier tokens, as it would where the inverse is computed by products.
-   Its row of A becomes zero and its beta NaN, which makes this token and the following ones NaN. */
-static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, float *triangle, int row, int lane) {
-    __syncwarp();
-#pragma unroll 1
-    for (int i = row; i < row + 16; i += 8) {
-        float *part = triangle + i * ROW + lane % 4 * 16;
-        float sum = n.beta[e][i] * n.inverse_norm[0][i] + n.high[e][i];
-        for (int j = 0; j < 16; j++) {
-            sum += part[j];
-        }
-        sum *= 0.0f;
+   Its row of A becomes zero and its beta NaN, which makes this token and the following ones NaN. bad: of the thread's
+   elements of both rows, zero or NaN. */
+static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, band_rows &m, const float (&bad)[2], int row) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = bad[r];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         if (sum != 0.0f) {
-            for (int j = 0; j < 16; j++) {
-                part[j] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 6; i++) {
+                m.A[0][2 * i + r] = m.A[1][2 * i + r] = 0;
             }
-            n.bad[e][i] = __int_as_float(0x7fffffff);
+#pragma unroll
+            for (int i = r; i < 1 + 2 * r; i++) {
+                m.diagonal[i][0] = m.diagonal[i][1] = 0.0f;
+            }
+            n.bad[e][row + 8 * r] = __int_as_float(0x7fffffff);
         }
+    }
+}
+
+static __device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b) {
+    uint32_t c;
+    asm("add.rn." HOPPER_ELEMENT "x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
+/* For one value head: a warp's rows of A, and of P without the factor of its row. */
+template <int BAND_OF>
+static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
+                                             const float (&qk)[32], band_rows &m, int lane) {
+    int g = lane / 4, t = lane % 4, row = 16 * BAND_OF + g;
+    float high[2], by[2], own[2];
+    uint32_t sum[2] = {0, 0};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        high[r] = n.high[e][row + 8 * r];
+        by[r] = n.beta[e][row + 8 * r] * n.inverse_norm[0][row + 8 * r];
+        own[r] = by[r] + high[r];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (i / 2 <= BAND_OF) {
+            float2 h = *(const float2 *)&n.high[e][8 * i + 2 * t];
+            if (a.l2norm) {
+                float2 l = *(const float2 *)&n.log_norm[8 * i + 2 * t];
+                h = {h.x - l.x, h.y - l.y};
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float d0 = power_of_two(high[r] - h.x), d1 = power_of_two(high[r] - h.y);
+                float A0 = by[r] * d0 * kk[4 * i + 2 * r], A1 = by[r] * d1 * kk[4 * i + 2 * r + 1];
+                float P0 = d0 * qk[4 * i + 2 * r], P1 = d1 * qk[4 * i + 2 * r + 1];
+                if (i / 2 == BAND_OF) {
+                    if (i % 2 == r) {
+                        A0 = 2 * t < g ? A0 : 0.0f;
+                        A1 = 2 * t + 1 < g ? A1 : 0.0f;
+                        P0 = 2 * t <= g ? P0 : 0.0f;
+                        P1 = 2 * t + 1 <= g ? P1 : 0.0f;
+                    } else if (r == 0) {
+                        P0 = P1 = 0.0f;
+                    }
+                    if (i % 2 <= r) {
+                        m.diagonal[i % 2 + r][0] = A0;
+                        m.diagonal[i % 2 + r][1] = A1;
+                        own[r] += A0 + A1;
+                    }
+                } else if (i < 6) {
+                    split(m.A, 2 * i + r, A0, A1);
+                    sum[r] = add_pairs(sum[r], m.A[0][2 * i + r]);
+                }
+                split(m.P, 2 * i + r, P0, P1);
+            }
+        }
+    }
+    float bad[2] = {(own[0] + (low_half(sum[0]) + high_half(sum[0]))) * 0.0f,
+                    (own[1] + (low_half(sum[1]) + high_half(sum[1]))) * 0.0f};
+    if (__any_sync(0xffffffffu, bad[0] + bad[1] != 0.0f)) {
+        mark_bad(n, e, m, bad, row);
     }
 }
 
@@ -157,56 +224,6 @@ static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, float
    to the diagonal, a left operand and the left operand of its rounding error. */
 static __device__ __forceinline__ uint4 *scores_of(char *place, int warp, int lane) {
     return (uint4 *)place + warp * (warp + 1) * 32 + lane;
-}
-
-/* For one value head: stores A (zero on and above the diagonal) in the triangle, and P in `scores`. */
-static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
-                                             const float (&qk)[32], float *triangle, uint4 *scores, int warp,
-                                             int lane) {
-    int row = 16 * warp + lane / 4;
-    float high[2], low[2], by_k[2], by_q[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int i = row + 8 * r;
-        high[r] = n.high[e][i];
-        low[r] = n.low[e][i];
-        by_k[r] = n.beta[e][i] * n.inverse_norm[0][i];
-        by_q[r] = a.scale * n.inverse_norm[1][i];
-    }
-    uint32_t P[4], rest[4];
-    float sum = by_k[0] + by_k[1] + high[0] + high[1]; /* finite if all elements of A are */
-#pragma unroll
-    for (int block = 0; block < 8; block++) {
-        int column = 8 * block + lane % 4 * 2;
-        float2 h = *(const float2 *)&n.high[e][column], l = *(const float2 *)&n.low[e][column];
-        float2 w = *(const float2 *)&n.inverse_norm[0][column];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int i = row + 8 * r;
-            float2 A = {0.0f, 0.0f};
-            float p0 = 0.0f, p1 = 0.0f;
-            if (8 * block <= 16 * warp + 15) {
-                float d0 = w.x * power_of_two((high[r] - h.x) + (low[r] - l.x));
-                float d1 = w.y * power_of_two((high[r] - h.y) + (low[r] - l.y));
-                A.x = column < i ? by_k[r] * d0 * kk[4 * block + 2 * r] : 0.0f;
-                A.y = column + 1 < i ? by_k[r] * d1 * kk[4 * block + 2 * r + 1] : 0.0f;
-                p0 = column <= i ? by_q[r] * d0 * qk[4 * block + 2 * r] : 0.0f;
-                p1 = column + 1 <= i ? by_q[r] * d1 * qk[4 * block + 2 * r + 1] : 0.0f;
-            }
-            *(float2 *)(triangle + i * ROW + column) = A;
-            sum += A.x + A.y;
-            uint32_t rounded = pack(p0, p1);
-            P[block % 2 * 2 + r] = rounded;
-            rest[block % 2 * 2 + r] = pack(p0 - low_half(rounded), p1 - high_half(rounded));
-        }
-        if (block % 2 == 1 && block / 2 <= warp) {
-            scores[(block - 1) * 32] = {P[0], P[1], P[2], P[3]};
-            scores[block * 32] = {rest[0], rest[1], rest[2], rest[3]};
-        }
-    }
-    if (__any_sync(0xffffffffu, sum * 0.0f != 0.0f)) {
-        mark_bad(n, e, triangle, row, lane);
-    }
 }
 
 static __device__ __forceinline__ void load_scores(uint32_t (&P)[32], const uint4 *scores, int warp) {
@@ -275,41 +292,19 @@ static __device__ __forceinline__ void store_weights(uint32_t tile, const float 
     }
 }
 
-/* Stores T as bf16, its rounding error, and the numbers. */
-static __device__ __forceinline__ void finish(const prepare_args &a, const prepare_numbers &n, int e,
-                                              const float *triangle, uint32_t tile, uint32_t rest, char *tile_data,
-                                              int thread) {
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        int i = (thread + 128 * s) / 8, j = thread % 8 * 8;
-        float x[8];
-        *(float4 *)x = *(const float4 *)(triangle + i * ROW + j);
-        *(float4 *)(x + 4) = *(const float4 *)(triangle + i * ROW + j + 4);
-        uint32_t w[4], left[4];
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            float even = j + 2 * c <= i ? x[2 * c] : 0.0f, odd = j + 2 * c + 1 <= i ? x[2 * c + 1] : 0.0f;
-            w[c] = pack(even, odd);
-            left[c] = pack(even - low_half(w[c]), odd - high_half(w[c]));
-        }
-        if (thread % 8 < 4 || i >= 32) {
-            store_four(kept_part(tile, i, thread % 8), w);
-            store_four(kept_part(rest, i, thread % 8), left);
-        }
-    }
-    if (thread < C) {
-        float *numbers = (float *)(tile_data + NUMBERS_AT);
-        float fade = power_of_two(n.high[e][thread] + n.low[e][thread]);
-        numbers[FADE_K + thread] = n.beta[e][thread] * fade * n.inverse_norm[0][thread];
-        numbers[FADE_Q + thread] = a.scale * fade * n.inverse_norm[1][thread];
-        numbers[LEFT_K + thread] = n.inverse_norm[0][thread] * power_of_two((n.high[e][C - 1] - n.high[e][thread]) +
-                                                                            (n.low[e][C - 1] - n.low[e][thread]));
-        numbers[BETA + thread] = n.beta[e][thread] + n.bad[e][thread];
-        numbers[HIGH + thread] = n.high[e][thread];
-        numbers[LOW + thread] = n.low[e][thread];
-        numbers[NORM_K + thread] = n.inverse_norm[0][thread];
-        numbers[NORM_Q + thread] = n.inverse_norm[1][thread];
-    }
+/* Stores the numbers of token `i`. */
+static __device__ __forceinline__ void store_numbers(const prepare_args &a, const prepare_numbers &n, int e,
+                                                     float *numbers, int i) {
+    float high = n.high[e][i], low = n.low[e][i], beta = n.beta[e][i];
+    float fade = power_of_two(high + low), norm_k = n.inverse_norm[0][i], norm_q = n.inverse_norm[1][i];
+    numbers[FADE_K + i] = beta * fade * norm_k;
+    numbers[FADE_Q + i] = a.scale * fade * norm_q;
+    numbers[LEFT_K + i] = norm_k * power_of_two((n.high[e][C - 1] - high) + (n.low[e][C - 1] - low));
+    numbers[BETA + i] = beta + n.bad[e][i];
+    numbers[HIGH + i] = high;
+    numbers[LOW + i] = low;
+    numbers[NORM_K + i] = norm_k;
+    numbers[NORM_Q + i] = norm_q;
 }
 
 } // namespace DELTA_CHUNK
