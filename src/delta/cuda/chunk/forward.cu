@@ -1,6 +1,8 @@
 /* The forward pass: its launches, and the kernel prepare. */
 #include "delta/cuda/chunk/host.cuh"
 
+#include <stdlib.h>
+
 namespace DELTA_CHUNK {
 
 /* Computes a warp's 16 rows of k k^T and q k^T over 128 keys of a chunk. add = 0 overwrites the sums, add = 1 adds to
@@ -31,120 +33,172 @@ static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32]
     keep_below(qk);
 }
 
-template <int BAND_OF>
-static __device__ __forceinline__ void make_band(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
-                                                 const float (&qk)[32], uint32_t start, int lane) {
-    band_rows m;
-    weigh<BAND_OF>(a, n, e, kk, qk, m, lane);
-    int row = 16 * BAND_OF + lane / 4;
-    float by[2] = {a.scale * n.inverse_norm[1][row], a.scale * n.inverse_norm[1][row + 8]};
-    solve<BAND_OF, REST_AT>(m, start, by, lane);
-}
+/* A warpgroup of prepare. */
+template <int HALVES> struct preparer {
+    const prepare_args &a;
+    prepare_numbers &n;
+    uint32_t start; /* of its shared memory */
+    char *data;
+    int thread, band, lane, first; /* first: of its four barriers */
+    unsigned item;
+    int head, slot;
+    chunk_place at;
+    int64_t stored; /* the tile that was stored last, or -1 */
 
-/* Computes the tile of value head e in shared memory at `start`. Its numbers must be in `n`. */
-template <int HALVES>
-static __device__ __forceinline__ void make_tile(const prepare_args &a, prepare_numbers &n, int e, uint32_t start,
-                                                 char *data, int band, int lane) {
-    float kk[32], qk[32];
+    __device__ __forceinline__ void meet() const {
+        hopper::group_meet(first, 128);
+    }
+    /* Finds the first item from `from` on that has tokens. Chunks of all sequences in turns, as scans ask for them.
+       Returns false if there is none. */
+    __device__ __forceinline__ bool find(unsigned from, unsigned step) {
+        for (item = from; item < a.items; item += step) {
+            head = (int)(item % (unsigned)a.s.heads);
+            slot = (int)(item / (unsigned)a.s.heads);
+            if (a.s.cu_seqlens == nullptr) {
+                slot = slot % a.s.batch * ((a.s.tokens + C - 1) / C) + slot / a.s.batch;
+            }
+            at = chunk_of(a.s, slot);
+            if (at.length > 0) {
+                return true;
+            }
+        }
+        return false;
+    }
+    /* Asks for k and q of the item. One thread. */
+    __device__ __forceinline__ void ask() {
+        using namespace hopper;
+        uint32_t full = shared_address(&n.full), k = start + ROWS_AT;
+        barrier_expect(full, HALVES * 2 * TILE);
+        for (int i = 0; i < HALVES; i++) {
+            copy_tile(k + 2 * i * TILE, &a.k, at.first, 2 * i, head, at.batch, full);
+            copy_tile(k + (2 * i + 1) * TILE, &a.q, at.first, 2 * i, head, at.batch, full);
+        }
+    }
+    /* Waits until the tile that was stored last may be overwritten, and says that it is there. One thread. */
+    __device__ __forceinline__ void settle() {
+        if (a.ready == nullptr) {
+            hopper::stores_wait_read();
+        } else if (stored >= 0) {
+            asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+            asm volatile("st.release.gpu.global.b32 [%0], 1;" ::"l"(a.ready + stored) : "memory");
+            stored = -1;
+        }
+    }
+    /* In parts of powers of two: initcheck of CUDA 13.0 does not see all of another store. One thread. */
+    __device__ __forceinline__ void store(int64_t tile) {
+        using namespace hopper;
+        char *to = a.tiles + tile * CHUNK_BYTES;
+        store_bytes(to, start, 8192);
+        store_bytes(to + 8192, start + 8192, NUMBERS_AT - 8192);
+        store_bytes(to + NUMBERS_AT, start + NUMBERS_AT, NUMBERS_BYTES);
+        stores_commit();
+        stored = tile;
+    }
+    template <int BAND_OF>
+    __device__ __forceinline__ void make_band(int e, const float (&kk)[32], const float (&qk)[32]) {
+        band_rows m;
+        weigh<BAND_OF>(a, n, e, kk, qk, m, lane);
+        int row = 16 * BAND_OF + lane / 4;
+        float by[2] = {a.scale * n.inverse_norm[1][row], a.scale * n.inverse_norm[1][row + 8]};
+        solve<BAND_OF, REST_AT>(m, start, by, first, lane);
+    }
+    /* Computes the tile of value head e of two, whose numbers must be in `n`. If `last`, goes on to the next item and
+       asks for its rows. Returns false if there is none. */
+    __device__ __forceinline__ bool make_tile(int e, bool last, unsigned step) {
+        float kk[32], qk[32];
 #pragma unroll
-    for (int half = 0; half < HALVES; half++) {
-        multiply(kk, qk, start + ROWS_AT + half * 2 * TILE, band, lane, half);
+        for (int half = 0; half < HALVES; half++) {
+            multiply(kk, qk, start + ROWS_AT + half * 2 * TILE, band, lane, half);
+        }
+        if (thread == 0) {
+            settle();
+        }
+        meet(); /* the numbers are there, the tile before has been stored, and k and q have been read */
+        bool more = !last || find(item + step, step);
+        if (last && more && thread == 0) {
+            ask();
+        }
+        if (band == 0) {
+            make_band<0>(e, kk, qk);
+        } else if (band == 1) {
+            make_band<1>(e, kk, qk);
+        } else if (band == 2) {
+            make_band<2>(e, kk, qk);
+        } else {
+            make_band<3>(e, kk, qk);
+        }
+        meet();
+        if (band < 2) {
+            store_numbers(a, n, e, (float *)(data + NUMBERS_AT), 32 * band + lane);
+        }
+        hopper::fence_async();
+        meet();
+        return more;
     }
-    __syncthreads(); /* the numbers are there, and the tile before has been stored */
-    if (band == 0) {
-        make_band<0>(a, n, e, kk, qk, start, lane);
-    } else if (band == 1) {
-        make_band<1>(a, n, e, kk, qk, start, lane);
-    } else if (band == 2) {
-        make_band<2>(a, n, e, kk, qk, start, lane);
-    } else {
-        make_band<3>(a, n, e, kk, qk, start, lane);
+    /* Waits for k and q, clears rows behind the end of a sequence, and computes norms. */
+    __device__ __forceinline__ void take_rows(int parity) {
+        uint32_t k = start + ROWS_AT;
+        hopper::barrier_wait(hopper::shared_address(&n.full), parity);
+        if (at.length < C) {
+            clear_rows(k, 4 * HALVES, at.length, thread);
+            hopper::fence_async();
+            meet();
+        }
+        float norm = a.l2norm ? inverse_norm(thread < C ? k : k + TILE, HALVES, thread % C) : 1.0f;
+        n.inverse_norm[thread / C][thread % C] = norm;
+        if (thread < C) {
+            n.log_norm[thread] = log2f(norm);
+        }
     }
-    __syncthreads();
-    if (band < 2) {
-        store_numbers(a, n, e, (float *)(data + NUMBERS_AT), 32 * band + lane);
+    __device__ __forceinline__ void run(unsigned from, unsigned step) {
+        int group = (a.s.value_heads >> a.s.shift) / a.s.heads;
+        bool more = find(from, step);
+        if (more && thread == 0) {
+            ask();
+        }
+        for (int parity = 0; more; parity ^= 1) {
+            int64_t tile = (int64_t)slot * (a.s.value_heads >> a.s.shift) + head * group;
+            for (int e = 0; e < group; e++) {
+                if (e % 2 == 0 && band < min(2, group - e)) { /* the first pair's numbers come while the rows do */
+                    load_numbers(a, at, head * group + e + band, n, band, lane);
+                }
+                if (e == 0) {
+                    take_rows(parity);
+                }
+                more = make_tile(e % 2, e + 1 == group, step);
+                if (thread == 0) {
+                    store(tile + e);
+                }
+            }
+        }
+        if (thread == 0) {
+            settle();
+            hopper::stores_wait_read();
+        }
     }
-    hopper::fence_async();
-    __syncthreads();
-}
-
-/* Asks for q and k of a chunk. One thread. */
-template <int HALVES>
-static __device__ __forceinline__ void ask_rows(const prepare_args &a, const chunk_place &at, int head, uint32_t k,
-                                                uint32_t full) {
-    using namespace hopper;
-    barrier_init(full, 1);
-    fence_async();
-    barrier_expect(full, HALVES * 2 * TILE);
-    for (int i = 0; i < HALVES; i++) {
-        copy_tile(k + 2 * i * TILE, &a.k, at.first, 2 * i, head, at.batch, full);
-        copy_tile(k + (2 * i + 1) * TILE, &a.q, at.first, 2 * i, head, at.batch, full);
-    }
-}
-
-/* Stores a tile. One thread. In parts of powers of two: initcheck of CUDA 13.0 does not see all of another store. */
-static __device__ __forceinline__ void store_prepared(char *to, uint32_t from) {
-    using namespace hopper;
-    store_bytes(to, from, 8192);
-    store_bytes(to + 8192, from + 8192, NUMBERS_AT - 8192);
-    store_bytes(to + NUMBERS_AT, from + NUMBERS_AT, NUMBERS_BYTES);
-    stores_commit();
-}
-
-constexpr int PREPARE_BLOCKS = 4; /* of a multiprocessor: what 128 registers allow */
+};
 
 /* HALVES: halves of 128 keys. */
-template <int HALVES> __global__ void __launch_bounds__(128, PREPARE_BLOCKS) prepare(const __grid_constant__ prepare_args a) {
+template <int HALVES>
+__global__ void __launch_bounds__(128 * prepare_block<HALVES>::GROUPS, 1) prepare(const __grid_constant__ prepare_args a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using namespace hopper;
+    using block = prepare_block<HALVES>;
     extern __shared__ char memory[];
-    __shared__ prepare_numbers n;
-    int head = (int)(blockIdx.x % (unsigned)a.s.heads), slot = (int)(blockIdx.x / (unsigned)a.s.heads);
-    chunk_place at = chunk_of(a.s, slot);
-    if (at.length <= 0) {
-        return;
-    }
-    /* The last band has the most to do, so its warp varies between thread blocks. */
-    int thread = (int)threadIdx.x, lane = thread % 32;
-    int band = __shfl_sync(0xffffffffu, (int)((threadIdx.x / 32 + blockIdx.x + blockIdx.x / 4) % 4), 0);
-    uint32_t start = (shared_address(memory) + 1023u) & ~1023u;
-    char *data = memory + (start - shared_address(memory));
-    uint32_t full = shared_address(&n.full), k = start + ROWS_AT;
+    __shared__ prepare_numbers n[block::GROUPS];
+    asm volatile("griddepcontrol.launch_dependents;");
+    int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0), thread = (int)threadIdx.x % 128;
+    /* The last band has the most to do, so its warp varies. */
+    int band = __shfl_sync(0xffffffffu, (thread / 32 + group) % 4, 0);
+    uint32_t start = (hopper::shared_address(memory) + 1023u) & ~1023u;
+    char *data = memory + (start - hopper::shared_address(memory)) + group * block::BYTES;
     if (thread == 0) {
-        ask_rows<HALVES>(a, at, head, k, full);
+        hopper::barrier_init(hopper::shared_address(&n[group].full), 1);
+        hopper::fence_async();
     }
-    int group = (a.s.value_heads >> a.s.shift) / a.s.heads, value_head = head * group;
-    __syncthreads();
-    if (band < 2) { /* the first pair's numbers come while the tiles do */
-        load_numbers(a, at, value_head + min(band, group - 1), n, band, lane);
-    }
-    barrier_wait(full, 0);
-    if (at.length < C) {
-        clear_rows(k, 4 * HALVES, at.length, thread);
-        fence_async();
-        __syncthreads();
-    }
-    float norm = a.l2norm ? inverse_norm(thread < C ? k : k + TILE, HALVES, thread % C) : 1.0f;
-    n.inverse_norm[thread / C][thread % C] = norm;
-    if (thread < C) {
-        n.log_norm[thread] = log2f(norm);
-    }
-    for (int e = 0; e < group; e++) {
-        if (e > 0 && e % 2 == 0 && band < min(2, group - e)) {
-            load_numbers(a, at, value_head + e + band, n, band, lane);
-        }
-        if (thread == 0) {
-            stores_wait_read();
-        }
-        make_tile<HALVES>(a, n, e % 2, start, data, band, lane);
-        if (thread == 0) {
-            int64_t tile = (int64_t)slot * (a.s.value_heads >> a.s.shift) + value_head + e;
-            store_prepared(a.tiles + tile * CHUNK_BYTES, start);
-        }
-    }
-    if (thread == 0) {
-        stores_wait_read();
-    }
+    preparer<HALVES> me = {a, n[group], start + group * block::BYTES, data, thread, band, thread % 32, 4 * group};
+    me.stored = -1;
+    me.meet();
+    me.run(blockIdx.x * block::GROUPS + (unsigned)group, gridDim.x * block::GROUPS);
 #endif
 }
 
@@ -273,18 +327,26 @@ prepare_args prepare_args_of(const carry_delta_job *job, const CUtensorMap *q, c
             job->l2norm,
             job->gate_inside,
             job->beta_sigmoid,
-            (char *)job->workspace};
+            (char *)job->workspace,
+            (unsigned)(slots_of(job) * job->heads),
+            NULL};
 }
 
-carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const prepare_args &a, int ordinal,
-                            cudaStream_t stream) {
-    int bytes = prepare_shared(job->key > D ? 2 : 1);
-    auto kernel = job->key > D ? prepare<2> : prepare<1>;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+template <int HALVES>
+static carry_status launch_blocks(carry_ctx *ctx, const prepare_args &a, int units, int ordinal, cudaStream_t stream) {
+    using block = prepare_block<HALVES>;
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(prepare<HALVES>, cudaFuncAttributeMaxDynamicSharedMemorySize, block::SHARED),
                    "no shared memory for the delta rule");
-    kernel<<<(unsigned)(slots_of(job) * job->heads), 128, bytes, stream>>>(a);
+    unsigned needed = (a.items + block::GROUPS - 1) / block::GROUPS;
+    prepare<HALVES><<<needed < (unsigned)units ? needed : (unsigned)units, 128 * block::GROUPS, block::SHARED, stream>>>(a);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
+}
+
+carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const prepare_args &a, int units, int ordinal,
+                            cudaStream_t stream) {
+    return job->key > D ? launch_blocks<2>(ctx, a, units, ordinal, stream)
+                        : launch_blocks<1>(ctx, a, units, ordinal, stream);
 }
 
 /* The kernels are empty in code for architectures other than sm_90a, and a build may have no code for sm_90a. An empty
@@ -300,9 +362,32 @@ bool works(int ordinal) {
     return is;
 }
 
+/* The layout of the workspace: tiles, pairs, and for a scan that runs beside prepare a word for every tile. */
+static size_t pairs_at(const carry_delta_job *job) {
+    return (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES;
+}
+static size_t ready_bytes(const carry_delta_job *job) {
+    return (size_t)(slots_of(job) * job->value_heads) * sizeof(uint32_t);
+}
+
+/* True if prepare and a scan of `blocks` blocks run at the same time on different multiprocessors. In microseconds,
+   measured on an H200: prepare takes 1.1 for a chunk of a value head on one multiprocessor, the scan 1.2 for a chunk. */
+static bool beside(const carry_delta_job *job, int units, int *blocks) {
+    int64_t lanes = part_size(job) / 64 * job->sequences * walked_heads(job);
+    double chunks = (double)((job->tokens + C - 1) / C), tiles = (double)slots_of(job) * (double)job->value_heads;
+    if (job->borders != NULL || job->key > D || job->split > 0 || lanes > units * 3 / 4 ||
+        segments_of(job, units, false) > 1 || getenv("DELTA_ALONE") != NULL) {
+        return false;
+    }
+    *blocks = (int)lanes;
+    double alone = tiles * 1.1 / units + chunks * 1.2, rest = tiles * 1.1 / (units - (int)lanes);
+    return (rest > chunks * 1.2 ? rest : chunks * 1.2) + 4.0 < alone;
+}
+
 size_t forward_bytes(const carry_delta_job *job, int units) {
-    return (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES +
-           pair_bytes(job, segments_of(job, units, false), false);
+    int blocks;
+    return pairs_at(job) + pair_bytes(job, segments_of(job, units, false), false) +
+           (beside(job, units, &blocks) ? ready_bytes(job) : 0);
 }
 
 /* Checks the job and fills the launch arguments, including the number of segments of each sequence. */
@@ -322,7 +407,7 @@ static carry_status describe_job(carry_ctx *ctx, const carry_delta_job *job, sca
     a.s = shape_of(job);
     a.out = parts_of(&job->o, job);
     a.tiles = (const char *)job->workspace;
-    a.pairs = (float *)((char *)job->workspace + (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES);
+    a.pairs = (float *)((char *)job->workspace + pairs_at(job));
     a.initial_state = job->initial;
     a.final_state = job->final_state;
     a.state_transposed = job->transposed;
@@ -336,7 +421,13 @@ carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal
     scan_launch l = {};
     CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
     prepare_args first = prepare_args_of(job, &l.first.q, &l.first.k);
-    CARRY_TRY(launch_prepare(ctx, job, first, ordinal, stream));
+    int blocks = 0;
+    if (beside(job, units, &blocks)) { /* the scan waits for single tiles, prepare for nothing */
+        first.ready = (uint32_t *)l.first.pairs;
+        l.first.ready = first.ready;
+        CARRY_CUDA_TRY(cudaMemsetAsync(first.ready, 0, ready_bytes(job), stream), "memory cannot be cleared");
+    }
+    CARRY_TRY(launch_prepare(ctx, job, first, units - blocks, ordinal, stream));
     if (l.first.s.segments > 1) {
         CARRY_TRY(make_pairs<false>(ctx, job, l, ordinal, stream));
     }
@@ -349,7 +440,7 @@ carry_status run_pair(carry_ctx *ctx, const carry_delta_job *job, float *M, floa
     scan_launch l = {};
     CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
     prepare_args first = prepare_args_of(job, &l.first.q, &l.first.k);
-    CARRY_TRY(launch_prepare(ctx, job, first, ordinal, stream));
+    CARRY_TRY(launch_prepare(ctx, job, first, units, ordinal, stream));
     return join_pairs<false>(ctx, job, l, L, M, ordinal, stream);
 }
 

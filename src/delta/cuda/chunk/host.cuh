@@ -51,7 +51,8 @@ carry_status run_rest(carry_ctx *ctx, const carry_delta_job *job, const float *a
 bool keys_apply(const carry_delta_job *job);
 size_t keys_bytes(const carry_delta_job *job, int units);
 carry_status run_keys(carry_ctx *ctx, const carry_delta_job *job, int ordinal, cudaStream_t stream);
-carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const prepare_args &a, int ordinal,
+/* prepare on `units` multiprocessors. */
+carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const prepare_args &a, int units, int ordinal,
                             cudaStream_t stream);
 
 /* Defined in scan.cu for each of the kernels in scan_parts.cuh. `lanes`, `second_lanes`: sequences (or segments) times

@@ -1,5 +1,5 @@
-/* prepare: one thread block for each chunk and head of q and k. It handles all value heads of the head's group, two at
-   a time.
+/* prepare: warpgroups that take one item, a chunk of a head of q and k, after the other. A warpgroup handles all value
+   heads of the head's group.
 
    Gates are summed in double and stored as two floats, so that a very negative gate does not cost the small gates after
    it their precision. Gates below -100 are raised to -100: both decays are zero, and minus infinity would produce NaN.
@@ -21,14 +21,18 @@ struct prepare_args {
     float scale, beta_factor;
     bool l2norm, gate_inside, beta_sigmoid;
     char *tiles;
+    unsigned items;
+    uint32_t *ready; /* NULL, or for every tile a word that becomes 1 when the tile is stored, for a scan that runs at
+                        the same time */
 };
 
-/* Shared memory of prepare: T, W and the numbers of a value head, the rounding error of T, then for every half of the
+/* Shared memory of a warpgroup of prepare: T, W and the numbers of a value head, the rounding error of T, then for every half of the
    keys k and q. */
 constexpr int REST_AT = CHUNK_BYTES, ROWS_AT = (REST_AT + KEPT + 1023) / 1024 * 1024;
-constexpr int prepare_shared(int halves) {
-    return 1024 + ROWS_AT + halves * 2 * TILE;
-}
+/* A block of prepare for keys of HALVES times 128: as many warpgroups as shared memory has room for. */
+template <int HALVES> struct prepare_block {
+    static constexpr int GROUPS = 4 / HALVES, BYTES = ROWS_AT + HALVES * 2 * TILE, SHARED = 1024 + GROUPS * BYTES;
+};
 
 /* Numbers of two value heads, and norms of q and k. */
 struct prepare_numbers {

@@ -27,6 +27,8 @@ struct scan_args {
                        next */
     float *pairs;   /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
     int parts;
+    const uint32_t *ready; /* FORWARD: NULL, or for every tile a word that is 1 once prepare, which still runs, has
+                              stored it */
     bool whole; /* PAIR and BACK_PAIR: make pairs of all segments, since the state that enters the sequence is not known
                    yet */
 };
@@ -189,6 +191,15 @@ static __device__ __forceinline__ void clear_triangles(const scan_places<Shape> 
     hopper::fence_async();
 }
 
+/* Waits until prepare has stored a tile. */
+static __device__ __forceinline__ void wait_ready(const uint32_t *word) {
+    uint32_t is;
+    do {
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(is) : "l"(word) : "memory");
+    } while (is == 0);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 template <typename Shape>
 static __device__ __forceinline__ void copy_chunks(const scan_args &a, const scan_item &item,
                                                    const scan_places<Shape> &p) {
@@ -211,6 +222,9 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         for (int band = 0; band < Shape::GROUPS; band++) {
             copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
                       barrier);
+        }
+        if (Shape::KIND == FORWARD && Shape::GROUPS == 1 && !Shape::BY_KEY && a.ready != nullptr) {
+            wait_ready(a.ready + tile);
         }
         copy_bytes(to + Shape::T, from, HALF, barrier);
         if (Shape::OUTPUTS) {

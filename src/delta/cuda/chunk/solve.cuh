@@ -147,10 +147,9 @@ static __device__ __forceinline__ void store_band(const band_place &T, int offse
 }
 
 /* Computes the band's rows of T in shared memory, W (multiplied by `by`, for both rows of a thread) behind it, and the
-   rounding error of T, REST bytes behind T. Barriers 1 to 3 of the block order the bands: barrier 1 + j says that the rows of
-   band j are there. */
+   rounding error of T, REST bytes behind T. Barrier first + 1 + j of the block says that the rows of band j are there. */
 template <int BAND_OF, int REST>
-static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, const float (&by)[2], int lane) {
+static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, const float (&by)[2], int first, int lane) {
     band_place T(tile, lane);
     invert_diagonal(m.diagonal, lane);
     apply_diagonal<BAND_OF>(m);
@@ -167,7 +166,7 @@ static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, const 
 #pragma unroll
     for (int j = 0; j < 3; j++) {
         if (j < BAND_OF) {
-            hopper::group_meet(1 + j, 32 * (4 - j));
+            hopper::group_meet(first + 1 + j, 32 * (4 - j));
             times_band<REST>(sums, &m.A[0][4 * j], &m.A[1][4 * j], T, j);
         }
     }
@@ -180,7 +179,7 @@ static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, const 
     store_band<BAND_OF>(T, REST, parts[1]);
     __syncwarp();
     if (BAND_OF < 3) {
-        hopper::group_tell(1 + BAND_OF, 32 * (4 - BAND_OF));
+        hopper::group_tell(first + 1 + BAND_OF, 32 * (4 - BAND_OF));
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
