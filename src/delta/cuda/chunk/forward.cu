@@ -5,34 +5,6 @@
 
 namespace DELTA_CHUNK {
 
-/* Computes a warp's 16 rows of k k^T and q k^T over 128 keys of a chunk. add = 0 overwrites the sums, add = 1 adds to
-   them. */
-static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], uint32_t k, int band, int lane,
-                                                int add) {
-    using namespace hopper;
-    uint32_t from = swizzled(k, 16 * band + (lane & 8) + lane % 8, lane / 16);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint32_t left[2][4][4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            load_matrices(left[0][i], (from ^ 32 * i) + half * BAND);
-            load_matrices(left[1][i], (from ^ 32 * i) + half * BAND + TILE);
-        }
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint64_t right = describe(k + half * BAND + i * 32, 0);
-            product_along(kk, left[0][i], right, add || half > 0 || i > 0);
-            product_along(qk, left[1][i], right, add || half > 0 || i > 0);
-        }
-        products_commit();
-        products_wait<0>();
-    }
-    keep_below(kk);
-    keep_below(qk);
-}
-
 /* A warpgroup of prepare. */
 template <int HALVES> struct preparer {
     const prepare_args &a;
@@ -100,7 +72,7 @@ template <int HALVES> struct preparer {
         weigh<BAND_OF>(a, n, e, kk, qk, m, lane);
         int row = 16 * BAND_OF + lane / 4;
         float by[2] = {a.scale * n.inverse_norm[1][row], a.scale * n.inverse_norm[1][row + 8]};
-        solve<BAND_OF, REST_AT>(m, start, by, first, lane);
+        solve<BAND_OF, solve_layout<KEPT, HALF - QUARTER>>(m, start, start + REST_AT, by, first, lane);
     }
     /* Computes the tile of value head e of two, whose numbers must be in `n`. If `last`, goes on to the next item and
        asks for its rows. Returns false if there is none. */
@@ -160,7 +132,8 @@ template <int HALVES> struct preparer {
             int64_t tile = (int64_t)slot * (a.s.value_heads >> a.s.shift) + head * group;
             for (int e = 0; e < group; e++) {
                 if (e % 2 == 0 && band < min(2, group - e)) { /* the first pair's numbers come while the rows do */
-                    load_numbers(a, at, head * group + e + band, n, band, lane);
+                    int value_head = head * group + e + band;
+                    sum_numbers(a, at, value_head, load_bits(a, at, value_head, lane), n, band, lane);
                 }
                 if (e == 0) {
                     take_rows(parity);
@@ -421,6 +394,9 @@ carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal
     scan_launch l = {};
     CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
     prepare_args first = prepare_args_of(job, &l.first.q, &l.first.k);
+    if (fused_applies(job, units) && getenv("DELTA_FUSED") == NULL) {
+        return launch_fused(ctx, job, l.first, first, ordinal, stream);
+    }
     int blocks = 0;
     if (beside(job, units, &blocks)) { /* the scan waits for single tiles, prepare for nothing */
         first.ready = (uint32_t *)l.first.pairs;

@@ -72,21 +72,30 @@ static __device__ __forceinline__ float beta_of(const prepare_args &a, float x) 
     return x;
 }
 
-/* Loads the numbers of a value head. One warp, two tokens for each lane. */
-static __device__ __forceinline__ void load_numbers(const prepare_args &a, const chunk_place &at, int head,
-                                                    prepare_numbers &n, int e, int lane) {
-    uint32_t beta[2] = {0, 0}, gate[2] = {0, 0};
-    float rate = 0.0f, bias = 0.0f;
+/* beta and gates of a value head as they are stored, two tokens for each lane. */
+struct number_bits {
+    uint32_t beta[2], gate[2];
+};
+static __device__ __forceinline__ number_bits load_bits(const prepare_args &a, const chunk_place &at, int head,
+                                                        int lane) {
+    number_bits bits = {{0, 0}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int token = 2 * lane + i;
         if (token < at.length) {
-            beta[i] = bits_at(a.beta, at.batch, at.first + token, head);
+            bits.beta[i] = bits_at(a.beta, at.batch, at.first + token, head);
             if (a.g.data != nullptr) {
-                gate[i] = bits_at(a.g, at.batch, at.first + token, head);
+                bits.gate[i] = bits_at(a.g, at.batch, at.first + token, head);
             }
         }
     }
+    return bits;
+}
+
+/* Computes the numbers of a value head from its bits. One warp. */
+static __device__ __forceinline__ void sum_numbers(const prepare_args &a, const chunk_place &at, int head,
+                                                   const number_bits &bits, prepare_numbers &n, int e, int lane) {
+    float rate = 0.0f, bias = 0.0f;
     if (a.gate_inside) {
         rate = -expf(a.A_log[head]);
         bias = a.dt_bias[head];
@@ -96,9 +105,9 @@ static __device__ __forceinline__ void load_numbers(const prepare_args &a, const
     for (int i = 0; i < 2; i++) {
         int token = 2 * lane + i;
         bool there = token < at.length;
-        n.beta[e][token] = there ? beta_of(a, number_of(beta[i], a.beta.dtype)) : 0.0f;
+        n.beta[e][token] = there ? beta_of(a, number_of(bits.beta[i], a.beta.dtype)) : 0.0f;
         x[i] = there && a.g.data != nullptr
-                   ? (double)gate_of(a, number_of(gate[i], a.g.dtype), rate, bias) * 1.4426950408889634
+                   ? (double)gate_of(a, number_of(bits.gate[i], a.g.dtype), rate, bias) * 1.4426950408889634
                    : 0.0;
     }
     double sum = x[0] + x[1];
@@ -294,6 +303,34 @@ static __device__ __forceinline__ void store_weights(uint32_t tile, const float 
                            packed[2 * block + 2], packed[2 * block + 3]);
         }
     }
+}
+
+/* Computes a warp's 16 rows of k k^T and q k^T over 128 keys of a chunk. add = 0 overwrites the sums, add = 1 adds to
+   them. */
+static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], uint32_t k, int band, int lane,
+                                                int add) {
+    using namespace hopper;
+    uint32_t from = swizzled(k, 16 * band + (lane & 8) + lane % 8, lane / 16);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t left[2][4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            load_matrices(left[0][i], (from ^ 32 * i) + half * BAND);
+            load_matrices(left[1][i], (from ^ 32 * i) + half * BAND + TILE);
+        }
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint64_t right = describe(k + half * BAND + i * 32, 0);
+            product_along(kk, left[0][i], right, add || half > 0 || i > 0);
+            product_along(qk, left[1][i], right, add || half > 0 || i > 0);
+        }
+        products_commit();
+        products_wait<0>();
+    }
+    keep_below(kk);
+    keep_below(qk);
 }
 
 /* Stores the numbers of token `i`. */

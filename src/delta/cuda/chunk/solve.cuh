@@ -105,28 +105,35 @@ template <int BAND_OF> static __device__ __forceinline__ void apply_diagonal(ban
     }
 }
 
-/* Where a lane loads and stores rows of T or W in the compact layout, for 16 rows and 16 columns at a time. */
-struct band_place {
-    uint32_t even, odd; /* of columns 0 to 15 and 16 to 31 */
-    __device__ __forceinline__ band_place(uint32_t tile, int lane) {
+/* Offsets from T: of W, and of the right half of a row. */
+template <int W_, int RIGHT_> struct solve_layout {
+    static constexpr int W = W_, RIGHT = RIGHT_;
+};
+
+/* Where a lane loads and stores rows of T or W, for 16 rows and 16 columns at a time. rest: from T to its rounding
+   error. */
+template <typename Layout> struct band_place {
+    uint32_t even, odd, rest; /* of columns 0 to 15 and 16 to 31 */
+    __device__ __forceinline__ band_place(uint32_t tile, uint32_t rest_of, int lane) {
+        rest = rest_of - tile;
         even = kept_part(tile, (lane & 8) + lane % 8, lane / 16);
         odd = even ^ 32;
     }
     /* Of the rows of band j and columns 8 i to 8 i + 15. */
     __device__ __forceinline__ uint32_t at(int j, int i) const {
-        return (i % 4 == 0 ? even : odd) + (uint32_t)(1024 * j + (i < 4 ? 0 : HALF - QUARTER));
+        return (i % 4 == 0 ? even : odd) + (uint32_t)(1024 * j + (i < 4 ? 0 : Layout::RIGHT));
     }
 };
 
 /* Adds the product of a left operand of 16 columns with rows 16 j to 16 j + 15 of T to `sums`, 8 columns each. */
-template <int REST>
+template <typename Layout>
 static __device__ __forceinline__ void times_band(float (&sums)[8][4], const uint32_t *left, const uint32_t *left_rest,
-                                                  const band_place &T, int j) {
+                                                  const band_place<Layout> &T, int j) {
 #pragma unroll
     for (int i = 0; i <= 2 * j; i += 2) {
         uint32_t b[4], b_rest[4];
         load_matrices_across(b, T.at(j, i));
-        load_matrices_across(b_rest, T.at(j, i) + REST);
+        load_matrices_across(b_rest, T.at(j, i) + T.rest);
         product_of_parts(sums[i], left, left_rest, b, b_rest);
         product_of_parts(sums[i + 1], left, left_rest, b + 2, b_rest + 2);
     }
@@ -134,8 +141,8 @@ static __device__ __forceinline__ void times_band(float (&sums)[8][4], const uin
 
 /* Stores 16 rows of T or W, `offset` bytes behind T: `parts` are pairs as in band_rows. Columns behind the band are
    zero. */
-template <int BAND_OF>
-static __device__ __forceinline__ void store_band(const band_place &T, int offset, const uint32_t (&parts)[16]) {
+template <int BAND_OF, typename Layout>
+static __device__ __forceinline__ void store_band(const band_place<Layout> &T, uint32_t offset, const uint32_t (&parts)[16]) {
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
         if (i < 4 || BAND_OF > 1) {
@@ -146,11 +153,12 @@ static __device__ __forceinline__ void store_band(const band_place &T, int offse
     }
 }
 
-/* Computes the band's rows of T in shared memory, W (multiplied by `by`, for both rows of a thread) behind it, and the
-   rounding error of T, REST bytes behind T. Barrier first + 1 + j of the block says that the rows of band j are there. */
-template <int BAND_OF, int REST>
-static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, const float (&by)[2], int first, int lane) {
-    band_place T(tile, lane);
+/* Computes the band's rows of T in shared memory, W (multiplied by `by`, for both rows of a thread), and the rounding
+   error of T. Barrier first + 1 + j of the block says that the rows of band j are there. */
+template <int BAND_OF, typename Layout>
+static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, uint32_t rest, const float (&by)[2],
+                                             int first, int lane) {
+    band_place<Layout> T(tile, rest, lane);
     invert_diagonal(m.diagonal, lane);
     apply_diagonal<BAND_OF>(m);
     float sums[8][4];
@@ -167,7 +175,7 @@ static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, const 
     for (int j = 0; j < 3; j++) {
         if (j < BAND_OF) {
             hopper::group_meet(first + 1 + j, 32 * (4 - j));
-            times_band<REST>(sums, &m.A[0][4 * j], &m.A[1][4 * j], T, j);
+            times_band(sums, &m.A[0][4 * j], &m.A[1][4 * j], T, j);
         }
     }
     uint32_t parts[2][16];
@@ -176,7 +184,7 @@ static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, const 
         split(parts, i, sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]);
     }
     store_band<BAND_OF>(T, 0, parts[0]);
-    store_band<BAND_OF>(T, REST, parts[1]);
+    store_band<BAND_OF>(T, T.rest, parts[1]);
     __syncwarp();
     if (BAND_OF < 3) {
         hopper::group_tell(first + 1 + BAND_OF, 32 * (4 - BAND_OF));
@@ -191,14 +199,14 @@ static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, const 
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         if (j <= BAND_OF) {
-            times_band<REST>(sums, &m.P[0][4 * j], &m.P[1][4 * j], T, j);
+            times_band(sums, &m.P[0][4 * j], &m.P[1][4 * j], T, j);
         }
     }
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         parts[0][i] = pack(by[i % 2] * sums[i / 2][i % 2 * 2], by[i % 2] * sums[i / 2][i % 2 * 2 + 1]);
     }
-    store_band<BAND_OF>(T, KEPT, parts[0]);
+    store_band<BAND_OF>(T, Layout::W, parts[0]);
 }
 
 } // namespace DELTA_CHUNK
