@@ -172,7 +172,7 @@ struct fused_preparer {
             ask_keys(c + 1);
         }
     }
-    /* Norms of the rows, after those behind the end of a sequence have been cleared. */
+    /* Waits for k and q, and clears rows behind the end of a sequence. */
     __device__ __forceinline__ void take_rows(int c) const {
         uint32_t k = p.keys(c);
         int length = place(c).length;
@@ -181,11 +181,6 @@ struct fused_preparer {
             clear_rows(k, 4, length, thread);
             hopper::fence_async();
             meet();
-        }
-        float norm = a.l2norm ? inverse_norm(thread < C ? k : k + TILE, 1, thread % C) : 1.0f;
-        n.inverse_norm[thread / C][thread % C] = norm;
-        if (thread < C) {
-            n.log_norm[thread] = log2f(norm);
         }
     }
     template <int BAND_OF>
@@ -201,6 +196,8 @@ struct fused_preparer {
         if (thread == 0) {
             ask_keys(0);
         }
+        clear_norms(n, thread);
+        meet();
         if (band == 0) {
             sum_numbers(a, place(0), item.value_head, load_bits(a, place(0), item.value_head, lane), n, 0, lane);
             bits = load_bits(a, place(1), item.value_head, lane);
@@ -208,7 +205,7 @@ struct fused_preparer {
         for (int c = 0; c < item.chunks; c++) {
             float kk[32], qk[32];
             take_rows(c);
-            multiply(kk, qk, p.keys(c), band, lane, 0);
+            multiply_all<1>(kk, qk, n, a.l2norm, p.keys(c), band, lane);
             if (thread == 0) {
                 ask_next(c);
             }

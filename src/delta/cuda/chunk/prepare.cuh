@@ -130,25 +130,6 @@ static __device__ __forceinline__ void sum_numbers(const prepare_args &a, const 
     }
 }
 
-static __device__ __forceinline__ float inverse_norm(uint32_t tile, int halves, int row) {
-    float sum = 1e-6f;
-#pragma unroll 1
-    for (int half = 0; half < halves; half++) {
-#pragma unroll
-        for (int part = 0; part < 16; part++) {
-            uint32_t w[4];
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                         : "r"(swizzled(tile + half * 2 * TILE + part / 8 * BAND, row, part % 8)));
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                sum += low_half(w[i]) * low_half(w[i]) + high_half(w[i]) * high_half(w[i]);
-            }
-        }
-    }
-    return rsqrtf(sum);
-}
-
 /* A NaN or infinity in one token must not reach earlier tokens, as it would where the inverse is computed by products.
    Its row of A becomes zero and its beta NaN, which makes this token and the following ones NaN. bad: of the thread's
    elements of both rows, zero or NaN. */
@@ -305,10 +286,34 @@ static __device__ __forceinline__ void store_weights(uint32_t tile, const float 
     }
 }
 
-/* Computes a warp's 16 rows of k k^T and q k^T over 128 keys of a chunk. add = 0 overwrites the sums, add = 1 adds to
-   them. */
-static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], uint32_t k, int band, int lane,
-                                                int add) {
+/* Squares of 16 rows, by products of a left operand with itself: of rows 0 to 7 and of rows 8 to 15, on the diagonals
+   of two blocks of 8 x 8. */
+struct row_squares {
+    float sums[2][4];
+    __device__ __forceinline__ void add(const uint32_t (&rows)[4]) {
+        product_of_warp(sums[0], rows, rows[0], rows[2]);
+        product_of_warp(sums[1], rows, rows[1], rows[3]);
+    }
+    /* Stores 1 / |row|. Lane 4 g + g / 2 has the sums of rows g and g + 8. */
+    __device__ __forceinline__ void store(float *norms, float *logs, int lane) const {
+        int g = lane / 4;
+        if (lane % 4 == g / 2) {
+            float above = rsqrtf(1e-6f + (g % 2 == 0 ? sums[0][0] : sums[0][1]));
+            float below = rsqrtf(1e-6f + (g % 2 == 0 ? sums[1][2] : sums[1][3]));
+            norms[g] = above;
+            norms[g + 8] = below;
+            if (logs != nullptr) {
+                logs[g] = log2f(above);
+                logs[g + 8] = log2f(below);
+            }
+        }
+    }
+};
+
+/* Computes a warp's 16 rows of k k^T and q k^T over 128 keys of a chunk, and adds up squares of k and q if l2norm.
+   add = 0 overwrites the products, add = 1 adds to them. */
+static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], row_squares (&squares)[2],
+                                                bool l2norm, uint32_t k, int band, int lane, int add) {
     using namespace hopper;
     uint32_t from = swizzled(k, 16 * band + (lane & 8) + lane % 8, lane / 16);
 #pragma unroll
@@ -327,10 +332,39 @@ static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32]
             product_along(qk, left[1][i], right, add || half > 0 || i > 0);
         }
         products_commit();
+        if (l2norm) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                squares[0].add(left[0][i]);
+                squares[1].add(left[1][i]);
+            }
+        }
         products_wait<0>();
     }
     keep_below(kk);
     keep_below(qk);
+}
+
+/* Computes both products and, if l2norm, the norms of the warp's rows of k and q (HALVES times 128 keys, in shared
+   memory from k on). */
+template <int HALVES>
+static __device__ __forceinline__ void multiply_all(float (&kk)[32], float (&qk)[32], prepare_numbers &n, bool l2norm,
+                                                    uint32_t k, int band, int lane) {
+    row_squares squares[2] = {};
+#pragma unroll
+    for (int half = 0; half < HALVES; half++) {
+        multiply(kk, qk, squares, l2norm, k + half * 2 * TILE, band, lane, half);
+    }
+    if (l2norm) {
+        squares[0].store(n.inverse_norm[0] + 16 * band, n.log_norm + 16 * band, lane);
+        squares[1].store(n.inverse_norm[1] + 16 * band, nullptr, lane);
+    }
+}
+
+/* Norms of 1, for rows that are not normalised. */
+static __device__ __forceinline__ void clear_norms(prepare_numbers &n, int thread) {
+    n.inverse_norm[thread / C][thread % C] = 1.0f;
+    n.log_norm[thread % C] = 0.0f;
 }
 
 /* Stores the numbers of token `i`. */

@@ -232,9 +232,12 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
     for (int n = 0; n < item.chunks; n++) {
         uint32_t to = p.stage(n), barrier = p.barrier(p.full, n);
         int chunk = item.chunk<Shape>(n), row = item.at.first + chunk * C;
+        int64_t tile = tile_of(a.s, item.at.slot + chunk, item.value_head);
+        if (Shape::KIND == FORWARD && Shape::GROUPS == 1 && !Shape::BY_KEY && a.ready != nullptr) {
+            wait_ready(a.ready + tile); /* before the stage is empty, so that its latency is hidden */
+        }
         barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
         barrier_expect(barrier, Shape::COPIED);
-        int64_t tile = tile_of(a.s, item.at.slot + chunk, item.value_head);
         const char *from = a.tiles + tile * Shape::PREPARED;
         if constexpr (Shape::BY_KEY) {
             copy_bytes(to, from + KEYS_AT, TILE, barrier);
@@ -247,9 +250,6 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         for (int band = 0; band < Shape::GROUPS; band++) {
             copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
                       barrier);
-        }
-        if (Shape::KIND == FORWARD && Shape::GROUPS == 1 && !Shape::BY_KEY && a.ready != nullptr) {
-            wait_ready(a.ready + tile);
         }
         copy_bytes(to + Shape::T, from, HALF, barrier);
         if (Shape::OUTPUTS) {
