@@ -183,13 +183,54 @@ struct fused_preparer {
             meet();
         }
     }
+    /* As multiply_all, but with both operands in shared memory: the warp's band is its index. */
+    __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], uint32_t k) const {
+        using namespace hopper;
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint32_t along = i / 4 * BAND + i % 4 * 32;
+            product_both(kk, describe(k + along, 0), describe(k + along, 0), i > 0);
+        }
+        products_commit();
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint32_t along = i / 4 * BAND + i % 4 * 32;
+            product_both(qk, describe(k + TILE + along, 0), describe(k + along, 0), i > 0);
+        }
+        products_commit();
+        if (a.l2norm) {
+            add_norms(k);
+        }
+        products_wait<0>();
+        keep_below(kk);
+        keep_below(qk);
+    }
+    __device__ __forceinline__ void add_norms(uint32_t k) const {
+        row_squares squares[2] = {};
+        uint32_t from = swizzled(k, 16 * band + (lane & 8) + lane % 8, lane / 16), rows[4];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            load_matrices(rows, (from ^ 32 * (i % 4)) + i / 4 * BAND);
+            squares[i / 8].add(rows);
+        }
+        squares[0].store(n.inverse_norm[0] + 16 * band, n.log_norm + 16 * band, lane);
+        squares[1].store(n.inverse_norm[1] + 16 * band, nullptr, lane);
+    }
+    /* Of the rows of P only T[j] of earlier bands is waited for, so they are weighed meanwhile. */
     template <int BAND_OF>
     __device__ __forceinline__ void make_band(int c, const float (&kk)[32], const float (&qk)[32]) const {
         band_rows m;
-        weigh<BAND_OF>(a, n, c % 2, kk, qk, m, lane);
-        int row = 16 * BAND_OF + lane / 4;
+        int row = 16 * BAND_OF + lane / 4, e = c % 2;
+        weigh<BAND_OF, true, false>(a, n, e, kk, qk, m, lane);
+        begin_band<BAND_OF>(m, lane);
+        weigh<BAND_OF, false, true>(a, n, e, kk, qk, m, lane);
         float by[2] = {a.scale * n.inverse_norm[1][row], a.scale * n.inverse_norm[1][row + 8]};
-        solve<BAND_OF, solve_layout<BAND, HALF>>(m, p.stage(c) + Shape::T, p.start + Shape::REST, by, BARRIER, lane);
+        store_numbers(a, n, e, (float *)(p.data + (p.stage(c) - p.start) + Shape::NUMBERS), BAND_OF, lane);
+        band_place<solve_layout<BAND, HALF>> T(p.stage(c) + Shape::T, p.start + Shape::REST, lane);
+        solve_band<BAND_OF>(m, T, BARRIER);
+        apply_scores<BAND_OF>(m, T, by);
     }
     __device__ __forceinline__ void run() const {
         number_bits bits;
@@ -205,7 +246,7 @@ struct fused_preparer {
         for (int c = 0; c < item.chunks; c++) {
             float kk[32], qk[32];
             take_rows(c);
-            multiply_all<1>(kk, qk, n, a.l2norm, p.keys(c), band, lane);
+            multiply(kk, qk, p.keys(c));
             if (thread == 0) {
                 ask_next(c);
             }
@@ -221,11 +262,6 @@ struct fused_preparer {
                 make_band<2>(c, kk, qk);
             } else {
                 make_band<3>(c, kk, qk);
-            }
-            meet();
-            if (band < 2) {
-                store_numbers(a, n, c % 2, (float *)(p.data + (p.stage(c) - p.start) + Shape::NUMBERS),
-                              32 * band + lane);
             }
             hopper::fence_async();
             __syncwarp();

@@ -159,8 +159,8 @@ static __device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b) {
     return c;
 }
 
-/* For one value head: a warp's rows of A, and of P without the factor of its row. */
-template <int BAND_OF>
+/* For one value head: a warp's rows of A, and of P without the factor of its row; with OF_A or OF_P alone one of them. */
+template <int BAND_OF, bool OF_A, bool OF_P>
 static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
                                              const float (&qk)[32], band_rows &m, int lane) {
     int g = lane / 4, t = lane % 4, row = 16 * BAND_OF + g;
@@ -173,44 +173,43 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
         own[r] = by[r] + high[r];
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (i / 2 <= BAND_OF) {
-            float2 h = *(const float2 *)&n.high[e][8 * i + 2 * t];
-            if (a.l2norm) {
-                float2 l = *(const float2 *)&n.log_norm[8 * i + 2 * t];
-                h = {h.x - l.x, h.y - l.y};
-            }
+    for (int i = 0; i < 2 * BAND_OF + 2; i++) {
+        float2 h = *(const float2 *)&n.high[e][8 * i + 2 * t];
+        if (a.l2norm) {
+            float2 l = *(const float2 *)&n.log_norm[8 * i + 2 * t];
+            h = {h.x - l.x, h.y - l.y};
+        }
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float d0 = power_of_two(high[r] - h.x), d1 = power_of_two(high[r] - h.y);
+        for (int r = 0; r < 2; r++) {
+            bool diagonal = i / 2 == BAND_OF, cut = diagonal && i % 2 == r, above = diagonal && i % 2 > r;
+            float d0 = power_of_two(high[r] - h.x), d1 = power_of_two(high[r] - h.y);
+            if (OF_A && !above) {
                 float A0 = by[r] * d0 * kk[4 * i + 2 * r], A1 = by[r] * d1 * kk[4 * i + 2 * r + 1];
-                float P0 = d0 * qk[4 * i + 2 * r], P1 = d1 * qk[4 * i + 2 * r + 1];
-                if (i / 2 == BAND_OF) {
-                    if (i % 2 == r) {
-                        A0 = 2 * t < g ? A0 : 0.0f;
-                        A1 = 2 * t + 1 < g ? A1 : 0.0f;
-                        P0 = 2 * t <= g ? P0 : 0.0f;
-                        P1 = 2 * t + 1 <= g ? P1 : 0.0f;
-                    } else if (r == 0) {
-                        P0 = P1 = 0.0f;
-                    }
-                    if (i % 2 <= r) {
-                        m.diagonal[i % 2 + r][0] = A0;
-                        m.diagonal[i % 2 + r][1] = A1;
-                        own[r] += A0 + A1;
-                    }
-                } else if (i < 6) {
+                A0 = !cut || 2 * t < g ? A0 : 0.0f;
+                A1 = !cut || 2 * t + 1 < g ? A1 : 0.0f;
+                if (diagonal) {
+                    m.diagonal[i % 2 + r][0] = A0;
+                    m.diagonal[i % 2 + r][1] = A1;
+                    own[r] += A0 + A1;
+                } else {
                     split(m.A, 2 * i + r, A0, A1);
                     sum[r] = add_pairs(sum[r], m.A[0][2 * i + r]);
                 }
-                split(m.P, 2 * i + r, P0, P1);
+            }
+            if (OF_P) {
+                float P0 = d0 * qk[4 * i + 2 * r], P1 = d1 * qk[4 * i + 2 * r + 1];
+                split(m.P, 2 * i + r, above || (cut && 2 * t > g) ? 0.0f : P0,
+                      above || (cut && 2 * t + 1 > g) ? 0.0f : P1);
             }
         }
     }
-    float bad[2] = {(own[0] + (low_half(sum[0]) + high_half(sum[0]))) * 0.0f,
-                    (own[1] + (low_half(sum[1]) + high_half(sum[1]))) * 0.0f};
-    if (__any_sync(0xffffffffu, bad[0] + bad[1] != 0.0f)) {
-        mark_bad(n, e, m, bad, row);
+    if (OF_A) {
+        float bad[2] = {(own[0] + (low_half(sum[0]) + high_half(sum[0]))) * 0.0f,
+                        (own[1] + (low_half(sum[1]) + high_half(sum[1]))) * 0.0f};
+        if (__any_sync(0xffffffffu, bad[0] + bad[1] != 0.0f)) {
+            mark_bad(n, e, m, bad, row);
+            __syncwarp();
+        }
     }
 }
 
@@ -367,19 +366,24 @@ static __device__ __forceinline__ void clear_norms(prepare_numbers &n, int threa
     n.log_norm[thread % C] = 0.0f;
 }
 
-/* Stores the numbers of token `i`. */
+/* Stores the numbers of a band's 16 tokens, after the band has been weighed. One warp. */
 static __device__ __forceinline__ void store_numbers(const prepare_args &a, const prepare_numbers &n, int e,
-                                                     float *numbers, int i) {
+                                                     float *numbers, int band, int lane) {
+    int i = 16 * band + lane % 16;
     float high = n.high[e][i], low = n.low[e][i], beta = n.beta[e][i];
-    float fade = power_of_two(high + low), norm_k = n.inverse_norm[0][i], norm_q = n.inverse_norm[1][i];
-    numbers[FADE_K + i] = beta * fade * norm_k;
-    numbers[FADE_Q + i] = a.scale * fade * norm_q;
-    numbers[LEFT_K + i] = norm_k * power_of_two((n.high[e][C - 1] - high) + (n.low[e][C - 1] - low));
-    numbers[BETA + i] = beta + n.bad[e][i];
-    numbers[HIGH + i] = high;
-    numbers[LOW + i] = low;
-    numbers[NORM_K + i] = norm_k;
-    numbers[NORM_Q + i] = norm_q;
+    float norm_k = n.inverse_norm[0][i], norm_q = n.inverse_norm[1][i];
+    if (lane < 16) {
+        float fade = power_of_two(high + low);
+        numbers[FADE_K + i] = beta * fade * norm_k;
+        numbers[FADE_Q + i] = a.scale * fade * norm_q;
+        numbers[LEFT_K + i] = norm_k * power_of_two((n.high[e][C - 1] - high) + (n.low[e][C - 1] - low));
+        numbers[BETA + i] = beta + n.bad[e][i];
+    } else {
+        numbers[HIGH + i] = high;
+        numbers[LOW + i] = low;
+        numbers[NORM_K + i] = norm_k;
+        numbers[NORM_Q + i] = norm_q;
+    }
 }
 
 } // namespace DELTA_CHUNK

@@ -153,14 +153,16 @@ static __device__ __forceinline__ void store_band(const band_place<Layout> &T, u
     }
 }
 
-/* Computes the band's rows of T in shared memory, W (multiplied by `by`, for both rows of a thread), and the rounding
-   error of T. Barrier first + 1 + j of the block says that the rows of band j are there. */
-template <int BAND_OF, typename Layout>
-static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, uint32_t rest, const float (&by)[2],
-                                             int first, int lane) {
-    band_place<Layout> T(tile, rest, lane);
+/* Inverts the diagonal block and applies it to the columns before the band. */
+template <int BAND_OF> static __device__ __forceinline__ void begin_band(band_rows &m, int lane) {
     invert_diagonal(m.diagonal, lane);
     apply_diagonal<BAND_OF>(m);
+}
+
+/* Computes the band's rows of T and of its rounding error in shared memory. Barrier first + 1 + j of the block says that
+   the rows of band j are there. */
+template <int BAND_OF, typename Layout>
+static __device__ __forceinline__ void solve_band(band_rows &m, const band_place<Layout> &T, int first) {
     float sums[8][4];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -172,11 +174,9 @@ static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, uint32
         }
     }
 #pragma unroll
-    for (int j = 0; j < 3; j++) {
-        if (j < BAND_OF) {
-            hopper::group_meet(first + 1 + j, 32 * (4 - j));
-            times_band(sums, &m.A[0][4 * j], &m.A[1][4 * j], T, j);
-        }
+    for (int j = 0; j < BAND_OF; j++) {
+        hopper::group_meet(first + 1 + j, 32 * (4 - j));
+        times_band(sums, &m.A[0][4 * j], &m.A[1][4 * j], T, j);
     }
     uint32_t parts[2][16];
 #pragma unroll
@@ -189,24 +189,23 @@ static __device__ __forceinline__ void solve(band_rows &m, uint32_t tile, uint32
     if (BAND_OF < 3) {
         hopper::group_tell(first + 1 + BAND_OF, 32 * (4 - BAND_OF));
     }
+}
+
+/* Computes the band's rows of W, multiplied by `by` (for both rows of a thread), in shared memory. */
+template <int BAND_OF, typename Layout>
+static __device__ __forceinline__ void apply_scores(const band_rows &m, const band_place<Layout> &T,
+                                                    const float (&by)[2]) {
+    float sums[8][4] = {};
+    uint32_t parts[16];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            sums[i][c] = 0.0f;
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        if (j <= BAND_OF) {
-            times_band(sums, &m.P[0][4 * j], &m.P[1][4 * j], T, j);
-        }
+    for (int j = 0; j <= BAND_OF; j++) {
+        times_band(sums, &m.P[0][4 * j], &m.P[1][4 * j], T, j);
     }
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        parts[0][i] = pack(by[i % 2] * sums[i / 2][i % 2 * 2], by[i % 2] * sums[i / 2][i % 2 * 2 + 1]);
+        parts[i] = pack(by[i % 2] * sums[i / 2][i % 2 * 2], by[i % 2] * sums[i / 2][i % 2 * 2 + 1]);
     }
-    store_band<BAND_OF>(T, Layout::W, parts[0]);
+    store_band<BAND_OF>(T, Layout::W, parts);
 }
 
 } // namespace DELTA_CHUNK
