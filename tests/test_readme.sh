@@ -30,7 +30,7 @@ for language in sh c python; do
 done
 
 # Links inside the project, here and in the pages of docs/.
-for page in "$project"/README.md "$project"/HACKING.md "$project"/docs/*.md; do
+for page in "$project"/README.md "$project"/HACKING.md "$project"/docs/*.md "$project"/docs/results/*.md "$project"/docs/attempts/*.md; do
     grep -o '](\([^)#]*\))' "$page" | sed 's/^](//; s/)$//' | grep -v '^https*:' | while read -r link; do
         [ -e "$(dirname "$page")/$link" ] || echo "$page: $link"
     done

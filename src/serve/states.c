@@ -112,7 +112,7 @@ static void finish_save(carry_lm_server *s, carry_serve_command *command) {
     carry_status status = CARRY_OK;
     if (w->state == 0) {
         (void)carry_serve_refuse(&refusal, 500, "", "%s",
-                                 w->failure[0] != '\0' ? w->failure : "no memory is left for the state");
+                                 w->failure[0] != '\0' ? w->failure : "out of memory: the state to save");
     } else {
         (void)mkdir(s->states, 0700);
         status = carry_engine_state_save(s->engine, w->state, w->path);

@@ -63,6 +63,7 @@ static pair make_pair(carry_dtype type, int64_t rows, int64_t heads, int64_t dim
     p.there = p.here.t;
     p.there.device = GPU;
     p.there.data = device_bytes(p.here.bytes);
+    send(&p);
     return p;
 }
 

@@ -173,7 +173,7 @@ extern "C" carry_status carry_sums_alloc(carry_ctx *ctx, void **memory, int ordi
         }
     }
     CARRY_CUDA_TRY(load_all(), "kernels for sums over ranks cannot be loaded");
-    CARRY_CUDA_TRY(cudaMalloc(memory, bytes), "no memory for sums over ranks");
+    CARRY_CUDA_TRY(cudaMalloc(memory, bytes), "out of memory: sums over ranks");
     CARRY_CUDA_TRY(cudaMemset(*memory, 0, bytes), "memory for sums cannot be zeroed");
     CARRY_CUDA_TRY(cudaDeviceSynchronize(), "memory for sums cannot be zeroed");
     return CARRY_OK;
