@@ -225,7 +225,7 @@ carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal
     scan_launch l = {};
     CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
     prepare_args first = prepare_args_of(job, &l.first.q, &l.first.k);
-    if (fused_applies(job, units) && getenv("DELTA_FUSED") == NULL) {
+    if (fused_applies(job, units) && getenv("DELTA_FUSED") != NULL) {
         return launch_fused(ctx, job, l.first, first, ordinal, stream);
     }
     int blocks = 0;
