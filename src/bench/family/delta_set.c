@@ -49,7 +49,7 @@ static carry_status fill(carry_ctx *ctx, carry_delta_set *s, const carry_delta_p
         uint64_t stream;
         float deviation;
     } all[] = {{s->q, stream, of_keys},      {s->k, stream + 1, of_keys}, {s->v, stream + 2, 1.0f},
-               {s->beta, stream + 3, 1.0f},  {s->g, stream + 4, 1.0f}, {s->state, STATE, 0.1f},
+               {s->beta, stream + 3, 1.0f},  {s->g, stream + 4, 1.0f},    {s->state, STATE, 0.1f},
                {s->grad_o, stream + 6, 1.0f}};
     for (size_t i = 0; i < sizeof all / sizeof all[0] - (backward ? 0 : 1); i++) {
         if (carry_tensor_count(&all[i].tensor) > 0) {

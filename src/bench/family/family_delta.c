@@ -37,7 +37,8 @@ typedef struct instance {
 
 static const char takes[] =
     "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, gates=mixed or zero, given (q and k "
-    "have norms of about 1 and are not normalised), initial (a state), backward, step, ring=1 to 8 (with step), algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
+    "have norms of about 1 and are not normalised), initial (a state), backward, step, ring=1 to 8 (with step), "
+    "algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
     "hv, k, v, nogate, keygate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
 
 static carry_status parse(void *given, carry_problem *problem) {

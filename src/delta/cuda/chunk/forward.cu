@@ -142,7 +142,8 @@ static carry_status launch_blocks(carry_ctx *ctx, const prepare_args &a, int uni
     CARRY_CUDA_TRY(cudaFuncSetAttribute(prepare<HALVES>, cudaFuncAttributeMaxDynamicSharedMemorySize, block::SHARED),
                    "no shared memory for the delta rule");
     unsigned needed = (a.items + block::GROUPS - 1) / block::GROUPS;
-    prepare<HALVES><<<needed < (unsigned)units ? needed : (unsigned)units, 128 * block::GROUPS, block::SHARED, stream>>>(a);
+    prepare<
+        HALVES> < <<needed<(unsigned)units ? needed : (unsigned)units, 128 * block::GROUPS, block::SHARED, stream>>>(a);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
 }
@@ -175,7 +176,8 @@ static size_t ready_bytes(const carry_delta_job *job) {
 }
 
 /* True if prepare and a scan of `blocks` blocks run at the same time on different multiprocessors. In microseconds,
-   measured on an H200: prepare takes 1.8 for a chunk of a value head on one multiprocessor, the scan 1.2 for a chunk. */
+   measured on an H200: prepare takes 1.8 for a chunk of a value head on one multiprocessor, the scan 1.2 for a chunk.
+ */
 static bool beside(const carry_delta_job *job, int units, int *blocks) {
     int64_t lanes = part_size(job) / 64 * job->sequences * walked_heads(job);
     double chunks = (double)((job->tokens + C - 1) / C), tiles = (double)slots_of(job) * (double)job->value_heads;

@@ -50,8 +50,8 @@ bool fused_applies(const carry_delta_job *job, int units) {
            (job->sequences * job->value_heads * 2 > units * 3 / 2 || getenv("DELTA_FORCE") != NULL);
 }
 
-carry_status launch_fused(carry_ctx *ctx, const carry_delta_job *job, const scan_args &walk, const prepare_args &prepare,
-                          int ordinal, cudaStream_t stream) {
+carry_status launch_fused(carry_ctx *ctx, const carry_delta_job *job, const scan_args &walk,
+                          const prepare_args &prepare, int ordinal, cudaStream_t stream) {
     constexpr int SHARED = fused_shape::SHARED;
     static_assert(SHARED + sizeof(prepare_numbers) + 1024 <= 232448, "the shared memory of a block");
     fused_args a = {walk, prepare};

@@ -26,8 +26,8 @@ struct prepare_args {
                         the same time */
 };
 
-/* Shared memory of a warpgroup of prepare: T, W and the numbers of a value head, the rounding error of T, then for every half of the
-   keys k and q. */
+/* Shared memory of a warpgroup of prepare: T, W and the numbers of a value head, the rounding error of T, then for
+   every half of the keys k and q. */
 constexpr int REST_AT = CHUNK_BYTES, ROWS_AT = (REST_AT + KEPT + 1023) / 1024 * 1024;
 /* A block of prepare for keys of HALVES times 128: as many warpgroups as shared memory has room for. */
 template <int HALVES> struct prepare_block {
@@ -133,7 +133,8 @@ static __device__ __forceinline__ void sum_numbers(const prepare_args &a, const 
 /* A NaN or infinity in one token must not reach earlier tokens, as it would where the inverse is computed by products.
    Its row of A becomes zero and its beta NaN, which makes this token and the following ones NaN. bad: of the thread's
    elements of both rows, zero or NaN. */
-static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, band_rows &m, const float (&bad)[2], int row) {
+static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, band_rows &m, const float (&bad)[2],
+                                                int row) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = bad[r];
@@ -159,7 +160,8 @@ static __device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b) {
     return c;
 }
 
-/* For one value head: a warp's rows of A, and of P without the factor of its row; with OF_A or OF_P alone one of them. */
+/* For one value head: a warp's rows of A, and of P without the factor of its row; with OF_A or OF_P alone one of them.
+ */
 template <int BAND_OF, bool OF_A, bool OF_P>
 static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
                                              const float (&qk)[32], band_rows &m, int lane) {

@@ -161,7 +161,8 @@ template <int HALVES> struct preparer {
 
 /* HALVES: halves of 128 keys. */
 template <int HALVES>
-__global__ void __launch_bounds__(128 * prepare_block<HALVES>::GROUPS, 1) prepare(const __grid_constant__ prepare_args a) {
+__global__ void __launch_bounds__(128 * prepare_block<HALVES>::GROUPS, 1)
+    prepare(const __grid_constant__ prepare_args a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using block = prepare_block<HALVES>;
     extern __shared__ char memory[];

@@ -88,11 +88,16 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr int COPIED =
         STAGE - (OUTPUTS ? 2 : 1) * QUARTER - (BY_KEY ? NUMBERS_BYTES - KEYED_NUMBERS_BYTES : 0);
     static constexpr int KEY_STAGES = FUSED ? 3 : 0; /* stages of k and q, where these are apart */
-    static constexpr int ROWS_AT = STAGES * STAGE, STATE = ROWS_AT + KEY_STAGES * ROWS, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
+    static constexpr int ROWS_AT = STAGES * STAGE, STATE = ROWS_AT + KEY_STAGES * ROWS,
+                         STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
     static constexpr int OUT = STATE + 2 * HALVES * STATE_BAND;
     static constexpr int REST = OUT + (KIND == FORWARD ? GROUPS * BAND : 0); /* FUSED: of the rounding error of T */
     static constexpr int SHARED = 1024 + REST + (FUSED ? BAND : 0);
-    static constexpr int WORK_REGISTERS = FUSED ? 160 : HALVES > 1 ? 240 : GROUPS == 1 ? 232 : KIND == FORWARD ? 192 : 216;
+    static constexpr int WORK_REGISTERS = FUSED             ? 160
+                                          : HALVES > 1      ? 240
+                                          : GROUPS == 1     ? 232
+                                          : KIND == FORWARD ? 192
+                                                            : 216;
     static constexpr int OUT_REGISTERS = FUSED ? 64 : GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 48;
 };
 
@@ -132,7 +137,7 @@ struct scan_item {
 template <int STAGES> struct scan_barriers {
     uint64_t full[STAGES], empty[STAGES], values[STAGES], state, state_read;
     uint64_t keys[3], prepared[STAGES]; /* FUSED: k and q have been copied; T, W and the numbers are written */
-    int4 first_bad[STAGES][2]; /* FORWARD: for every working warp, the first token with NaN or infinity */
+    int4 first_bad[STAGES][2];          /* FORWARD: for every working warp, the first token with NaN or infinity */
 };
 
 /* The number of blocks of one lane. For PAIR, it is enough for the larger of L and M. */

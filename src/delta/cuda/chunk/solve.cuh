@@ -24,8 +24,7 @@ struct band_rows {
 };
 
 /* Stores x and y as two parts: [0] the rounded pair, [1] its rounding error. */
-template <int N>
-static __device__ __forceinline__ void split(uint32_t (&to)[2][N], int at, float x, float y) {
+template <int N> static __device__ __forceinline__ void split(uint32_t (&to)[2][N], int at, float x, float y) {
     uint32_t rounded = pack(x, y);
     to[0][at] = rounded;
     to[1][at] = pack(x - low_half(rounded), y - high_half(rounded));
@@ -106,9 +105,7 @@ template <int BAND_OF> static __device__ __forceinline__ void apply_diagonal(ban
 }
 
 /* Offsets from T: of W, and of the right half of a row. */
-template <int W_, int RIGHT_> struct solve_layout {
-    static constexpr int W = W_, RIGHT = RIGHT_;
-};
+template <int W_, int RIGHT_> struct solve_layout { static constexpr int W = W_, RIGHT = RIGHT_; };
 
 /* Where a lane loads and stores rows of T or W, for 16 rows and 16 columns at a time. rest: from T to its rounding
    error. */
@@ -142,7 +139,8 @@ static __device__ __forceinline__ void times_band(float (&sums)[8][4], const uin
 /* Stores 16 rows of T or W, `offset` bytes behind T: `parts` are pairs as in band_rows. Columns behind the band are
    zero. */
 template <int BAND_OF, typename Layout>
-static __device__ __forceinline__ void store_band(const band_place<Layout> &T, uint32_t offset, const uint32_t (&parts)[16]) {
+static __device__ __forceinline__ void store_band(const band_place<Layout> &T, uint32_t offset,
+                                                  const uint32_t (&parts)[16]) {
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
         if (i < 4 || BAND_OF > 1) {
@@ -159,8 +157,8 @@ template <int BAND_OF> static __device__ __forceinline__ void begin_band(band_ro
     apply_diagonal<BAND_OF>(m);
 }
 
-/* Computes the band's rows of T and of its rounding error in shared memory. Barrier first + 1 + j of the block says that
-   the rows of band j are there. */
+/* Computes the band's rows of T and of its rounding error in shared memory. Barrier first + 1 + j of the block says
+   that the rows of band j are there. */
 template <int BAND_OF, typename Layout>
 static __device__ __forceinline__ void solve_band(band_rows &m, const band_place<Layout> &T, int first) {
     float sums[8][4];
