@@ -139,11 +139,12 @@ prepare_args prepare_args_of(const carry_delta_job *job, const CUtensorMap *q, c
 template <int HALVES>
 static carry_status launch_blocks(carry_ctx *ctx, const prepare_args &a, int units, int ordinal, cudaStream_t stream) {
     using block = prepare_block<HALVES>;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(prepare<HALVES>, cudaFuncAttributeMaxDynamicSharedMemorySize, block::SHARED),
+    auto kernel = prepare<HALVES>;
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, block::SHARED),
                    "no shared memory for the delta rule");
     unsigned needed = (a.items + block::GROUPS - 1) / block::GROUPS;
-    prepare<
-        HALVES> < <<needed<(unsigned)units ? needed : (unsigned)units, 128 * block::GROUPS, block::SHARED, stream>>>(a);
+    unsigned blocks = needed < (unsigned)units ? needed : (unsigned)units;
+    kernel<<<blocks, 128 * block::GROUPS, block::SHARED, stream>>>(a);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
 }
