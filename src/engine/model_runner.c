@@ -45,6 +45,7 @@ static void close_runner(carry_runner *runner) {
     carry_lm_pass_free(r->pass);
     carry_lm_state_free(r->pool);
     free(r->starts);
+    free(r->borders);
     free(r->wave);
     free(r->order);
     free(r->row_of);
@@ -114,6 +115,7 @@ static carry_status open_lists(carry_model_runner *r) {
     }
     r->places = (carry_lm_places){.pool = r->pool,
                                   .starts = r->starts,
+                                  .borders = r->device != 0 ? r->borders : NULL,
                                   .slots = r->list.slots,
                                   .lengths = r->list.lengths,
                                   .offsets = r->list.offsets,
@@ -135,11 +137,13 @@ static carry_status open_host(carry_model_runner *r) {
         made = made && r->pending[i].results != NULL;
     }
     r->starts = calloc(sequences + 1, sizeof *r->starts);
+    r->borders = calloc(sequences + 1, sizeof *r->borders);
     r->wave = calloc(sequences + 1, sizeof *r->wave);
     r->order = calloc(sequences, sizeof *r->order);
     r->row_of = calloc(sequences, sizeof *r->row_of);
     r->last = malloc((size_t)r->head.sizes.slots * sizeof *r->last);
-    if (!made || r->starts == NULL || r->wave == NULL || r->order == NULL || r->row_of == NULL || r->last == NULL) {
+    if (!made || r->starts == NULL || r->borders == NULL || r->wave == NULL || r->order == NULL || r->row_of == NULL ||
+        r->last == NULL) {
         return carry_fail(r->head.ctx, CARRY_EMEMORY, "out of memory: a runner of %" PRId64 " slots",
                           r->head.sizes.slots);
     }

@@ -205,6 +205,9 @@ carry_status carry_model_runner_list(carry_model_runner *r, const carry_run *run
         }
     }
     r->places.sequences = count;
+    for (int64_t i = r->places.steps; i <= count; i++) {
+        r->borders[i - r->places.steps] = r->starts[i] - r->starts[r->places.steps];
+    }
     list_wanted(r, runs, count);
     r->list_bytes = (size_t)((unsigned char *)(r->list.pages + to.page) - (unsigned char *)r->list.slots);
     return CARRY_OK;

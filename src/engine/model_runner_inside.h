@@ -63,7 +63,7 @@ typedef struct carry_model_runner {
                                                                    (NULL on the CPU) */
     carry_model_runner_lists lists[CARRY_MODEL_RUNNER_PENDING]; /* in host memory: one for each step in progress */
     carry_model_runner_lists list, listed; /* lists of this step, in host memory; and where the pass reads them */
-    int64_t *starts, *wave;                /* [sequences + 1] */
+    int64_t *starts, *wave, *borders;      /* [sequences + 1] */
     int64_t *order;                        /* [sequences]: the index of the run of each sequence of the call */
     int64_t *row_of;                       /* [sequences]: the row of each run in the logits; -1: not wanted */
     carry_lm_places places;

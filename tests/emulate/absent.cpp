@@ -9,6 +9,7 @@
 #include "engine/slot_device.h"
 #include "ops/cuda/conv2d.cuh"
 #include "ops/cuda/grouped_modes.cuh"
+#include "ops/cuda/ssm.cuh"
 #include "scan/cuda/dense_hopper.cuh"
 
 extern "C" {
@@ -57,6 +58,26 @@ carry_status carry_grouped_hopper_bf16(carry_ctx *, const grouped_job &, grouped
 }
 
 carry_status carry_grouped_hopper_f16(carry_ctx *, const grouped_job &, grouped_mode, const place &, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status ssm_hopper_bf16(carry_ctx *, const place &, const ssm_job &, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status ssm_hopper_f16(carry_ctx *, const place &, const ssm_job &, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status ssm_hopper_backward_bf16(carry_ctx *, const place &, const ssm_job &, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status ssm_hopper_backward_f16(carry_ctx *, const place &, const ssm_job &, bool *done) {
     *done = false;
     return CARRY_OK;
 }
