@@ -176,25 +176,23 @@ static size_t ready_bytes(const carry_delta_job *job) {
     return (size_t)(slots_of(job) * job->value_heads) * sizeof(uint32_t);
 }
 
-/* True if prepare and a scan of `blocks` blocks run at the same time on different multiprocessors. In microseconds,
-   measured on an H200: prepare takes 1.8 for a chunk of a value head on one multiprocessor, the scan 1.2 for a chunk.
- */
-static bool beside(const carry_delta_job *job, int units, int *blocks) {
+/* The number of multiprocessors on which the scan runs while prepare runs on the others; 0 if they run one after the
+   other. In microseconds, measured on an H200: prepare takes 1.8 for a chunk of a value head on one multiprocessor, the
+   scan 1.2 for a chunk. */
+static int scan_units(const carry_delta_job *job, int units) {
     int64_t lanes = part_size(job) / 64 * job->sequences * walked_heads(job);
     double chunks = (double)((job->tokens + C - 1) / C), tiles = (double)slots_of(job) * (double)job->value_heads;
     if (job->borders != NULL || job->key > D || job->split > 0 || lanes > units * 3 / 4 ||
         segments_of(job, units, false) > 1 || getenv("DELTA_ALONE") != NULL) {
-        return false;
+        return 0;
     }
-    *blocks = (int)lanes;
     double alone = tiles * 1.8 / units + chunks * 1.2, rest = tiles * 1.8 / (units - (int)lanes);
-    return (rest > chunks * 1.2 ? rest : chunks * 1.2) + 4.0 < alone;
+    return (rest > chunks * 1.2 ? rest : chunks * 1.2) + 4.0 < alone ? (int)lanes : 0;
 }
 
 size_t forward_bytes(const carry_delta_job *job, int units) {
-    int blocks;
     return pairs_at(job) + pair_bytes(job, segments_of(job, units, false), false) +
-           (beside(job, units, &blocks) ? ready_bytes(job) : 0);
+           (scan_units(job, units) > 0 ? ready_bytes(job) : 0);
 }
 
 /* Checks the job and fills the launch arguments, including the number of segments of each sequence. */
@@ -231,13 +229,13 @@ carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal
     if (fused_applies(job, units) && getenv("DELTA_FUSED") != NULL) {
         return launch_fused(ctx, job, l.first, first, ordinal, stream);
     }
-    int blocks = 0;
-    if (beside(job, units, &blocks)) { /* the scan waits for single tiles, prepare for nothing */
+    int taken = scan_units(job, units);
+    if (taken > 0) { /* the scan waits for single tiles, prepare for nothing */
         first.ready = (uint32_t *)l.first.pairs;
         l.first.ready = first.ready;
         CARRY_CUDA_TRY(cudaMemsetAsync(first.ready, 0, ready_bytes(job), stream), "memory cannot be cleared");
     }
-    CARRY_TRY(launch_prepare(ctx, job, first, units - blocks, ordinal, stream));
+    CARRY_TRY(launch_prepare(ctx, job, first, units - taken, ordinal, stream));
     if (l.first.s.segments > 1) {
         CARRY_TRY(make_pairs<false>(ctx, job, l, ordinal, stream));
     }
