@@ -14,8 +14,8 @@
 
 #include "model/lm/lm.h"
 
-/* Loads the heads from the folder of a model. CARRY_EUNSUPPORTED: the model has none, or they are of another kind. They
-   use the model and are freed with carry_lm_free before it. */
+/* Loads the heads from the folder of a model. CARRY_EUNSUPPORTED: the model has no heads, or heads of another kind.
+   They use the model and are freed with carry_lm_free before it. */
 carry_status carry_lm_heads_open(carry_lm *model, carry_lm **heads);
 
 static inline bool carry_lm_is_heads(const carry_lm *lm) {
