@@ -17,6 +17,8 @@ set(carry_instances
   "ops/cuda/conv2d_hopper_tiles.cu bf16    flat_192,flat_128,wide_96,wide_96_of_96,flat_64,flat_64_of_32,wide_8"
   "ops/cuda/grouped_hopper.cu     bf16,f16 -"
   "ops/cuda/grouped_hopper_wide.cu bf16,f16 -"
+  "ops/cuda/ssm_hopper.cu         bf16,f16 -"
+  "ops/cuda/ssm_hopper_backward.cu bf16,f16 -"
   "ops/cuda/conv2d_hopper_tiles.cu bf16    flat_8_of_96,wide_8_of_32")
 
 # Sets ${bodies} (relative to the source tree) and ${sources} (the generated files).

@@ -76,7 +76,7 @@ static void measure(bench *b, int64_t texts, int64_t pieces, int64_t length, boo
         enqueued = middle - begin < enqueued ? middle - begin : enqueued;
         whole = end - begin < whole ? end - begin : whole;
     }
-    const bool shows = has_profile && pieces == 8 && length == 448;
+    const bool shows = has_profile && ((pieces == 8 && length == 512) || pieces == 0);
     const double kernels = has_profile ? kernels_of(b, count, texts, pieces, shows) : -1e-3;
     (void)printf("%2d texts, %2d pieces of %3d: enqueued %6.2f ms, whole %6.2f ms, kernels %6.2f ms\n", (int)texts,
                  (int)pieces, (int)length, 1e3 * enqueued, 1e3 * whole, 1e3 * kernels);
@@ -106,7 +106,7 @@ int main(int argc, char **argv) {
     }
     begin_texts(&b);
     for (int64_t texts = 0; texts <= TEXTS; texts += TEXTS) {
-        for (int64_t length = 64; length <= 448; length += 384) {
+        for (int64_t length = 64; length <= 512; length += 448) {
             for (int64_t pieces = texts > 0 && length == 64 ? 0 : 1; pieces <= 8;
                  pieces = pieces > 0 ? 2 * pieces : 1) {
                 measure(&b, texts, pieces, length, argc > 4);

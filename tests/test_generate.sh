@@ -160,7 +160,8 @@ for temperature in 0 0.3; do
     expect 0 '"drafted_tokens"' generate other --ids -p '1 2 3 1 2 3 1 2' -n 50 --temperature $temperature --same-bits --json --draft ngram --draft-tokens 3
     python "lines[0]['ids'] == json.loads(open('plain').read())['ids'] and 0 <= lines[0]['accepted_tokens'] <= lines[0]['drafted_tokens']"
 done
-refused "--draft 'bigram': expected ngram or none" generate other --ids -p 1 --draft bigram
+refused "--draft 'bigram': expected ngram, mtp or none" generate other --ids -p 1 --draft bigram
+refused 'gated_deltanet: multi-token heads are not supported' generate other --ids -p 1 --draft mtp
 refused '--draft-tokens 17: expected 1 to 16' generate other --ids -p 1 --draft ngram --draft-tokens 17
 refused '--draft-tokens needs --draft ngram' generate other --ids -p 1 --draft-tokens 4
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every mistake of mistakes.txt gets its message. Usage: test_mistakes.sh CARRY FEATURES, of the build: lab train page cpu
+# Every mistake of mistakes.txt gets its message. Usage: test_mistakes.sh CARRY FEATURES, of the build: lab train page serve cpu
 set -u
 program=$1
 has=" - $2 "
@@ -12,7 +12,9 @@ PATH=$folder/bin:$PATH
 CARRY_WISDOM=none
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export PATH CARRY_WISDOM ASAN_OPTIONS
-unset CARRY_STORE XDG_CACHE_HOME
+unset CARRY_STORE XDG_CACHE_HOME HF_HOME
+HF_HUB_CACHE=hub
+export HF_HUB_CACHE
 [ "$(id -u)" = 0 ] || has="$has user "
 [ -w /dev/full ] && has="$has full "
 mkdir "$folder/work"

@@ -16,7 +16,7 @@ SHORT = {"k": "k tokens/s", "M": "M tokens/s", "us": "µs"}
 # names of numbers in JSON
 KEYS = [(r"tokens_per_s$", "tokens/s"), (r"frames_per_s$|^fps$", "frames/s"), (r"gflops$", "GFLOP/s"), (r"gbytes_s$", "GB/s"),
         (r"(_s|_seconds|^seconds)$|^(clean|denoise|decode|recompute|slower_stage|cost)$", "s"), (r"_ms$|^ms$", "ms"), (r"_us$", "µs"),
-        (r"_kb$|_kB$", "kB"), (r"_MB$", "MB"), (r"_MiB$", "MiB"), (r"bytes$|^workspace$|^memory$", "bytes"),
+        (r"_kb$|_kB$", "kB"), (r"_MB$", "MB"), (r"_MiB$", "MiB"), (r"bytes$|^resident|^workspace$|^memory$", "bytes"),
         (r"^(share|busy|spread|value|overlap|mfu|exposed|use|score)$", "times")]
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 TOKEN = re.compile(r"(?<![\w.,:²³#/])[-−+]?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?)(?![\w]|[.,:]\d)\s?(" + UNIT + r"|k|M)?(?![\w/])")

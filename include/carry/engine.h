@@ -51,9 +51,9 @@ typedef struct carry_engine_options {
     /* Speculation: the next tokens of a text are guessed and verified in one step, while at most 8 texts are in
        progress. Greedy or sampled, the text is the same as without guesses, since a guess is accepted only if it equals
        the token that is sampled in its place. "ngram" guesses the tokens that followed the same last tokens earlier in
-       the text [none] */
+       the text; "mtp" uses the multi-token heads of a checkpoint (Qwen3.5, Qwen3-Next) [none] */
     const char *draft;
-    int64_t draft_tokens; /* guesses per text and step, up to 16 [4] */
+    int64_t draft_tokens; /* guesses per text and step, up to 16 [4; for "mtp" 2] */
 } carry_engine_options;
 
 /* folder: as for carry_llm_open. With a tokenizer (tokenizer.json, or a vocabulary of bytes), requests may be texts.

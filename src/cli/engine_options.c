@@ -13,12 +13,13 @@ bool cli_engine_check(const carry_engine_options *o) {
         (void)cli_refuse("--no-cache does not go with --cache-device, --cache-host, --cache-dir and --cache-dir-size");
         return false;
     }
-    if (o->draft != NULL && strcmp(o->draft, "ngram") != 0 && strcmp(o->draft, "none") != 0) {
-        (void)cli_refuse("--draft '%s': expected ngram or none", cli_shown(shown, o->draft));
+    if (o->draft != NULL && strcmp(o->draft, "ngram") != 0 && strcmp(o->draft, "mtp") != 0 &&
+        strcmp(o->draft, "none") != 0) {
+        (void)cli_refuse("--draft '%s': expected ngram, mtp or none", cli_shown(shown, o->draft));
         return false;
     }
     if (o->draft_tokens > 0 && o->draft == NULL) {
-        (void)cli_refuse("--draft-tokens needs --draft ngram");
+        (void)cli_refuse("--draft-tokens needs --draft ngram or --draft mtp");
         return false;
     }
     if (o->draft_tokens > MOST_GUESSES) {

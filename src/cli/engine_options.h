@@ -20,8 +20,9 @@
          &(to)->cache_dir, "DIR", "keep states of prompts here, and go on from those that begin alike"},                 \
         {"cache-dir-size", 0, CLI_BYTES, &(to)->cache_dir_bytes, "BYTES", "of the files in --cache-dir (16G)"},          \
         {"draft",      0,      CLI_TEXT,                                                                                 \
-         &(to)->draft, "NAME", "guess next tokens and verify them together: ngram or none (none)"},                      \
-        {"draft-tokens", 0, CLI_POSITIVE, &(to)->draft_tokens, "N", "guesses of a text in a step, up to 16 (4)"},        \
+         &(to)->draft, "NAME", "guess next tokens and verify them together: ngram, mtp or none (none)"},                 \
+        {"draft-tokens",      0,   CLI_POSITIVE,                                                                         \
+         &(to)->draft_tokens, "N", "guesses of a text in a step, up to 16 (4; mtp: 2)"},                                 \
         {"no-cache", 0, CLI_FLAG, &(to)->no_cache, NULL, "read every prompt from its beginning"}, {                      \
         "same-bits", 0, CLI_FLAG, &(to)->same_bits, NULL,                                                                \
             "the same bits whatever runs beside a text and whatever is cached; slower"                                   \

@@ -167,15 +167,13 @@ carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const
     return CARRY_OK;
 }
 
-carry_status carry_delta_plan_resize(carry_delta_plan *plan, int64_t batch, int64_t tokens) {
+static carry_status resize(carry_delta_plan *plan, int64_t batch, int64_t tokens, int64_t packed) {
     carry_delta_plan other = *plan;
     other.problem.batch = batch;
     other.problem.tokens = tokens;
-    other.sequences = batch;
-    if (plan->problem.sequences != 0) {
-        return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "a plan of packed sequences has one size");
-    }
-    if (plan->problem.batch == batch && plan->problem.tokens == tokens) {
+    other.problem.sequences = packed;
+    other.sequences = packed > 0 ? packed : batch;
+    if (plan->problem.batch == batch && plan->problem.tokens == tokens && plan->problem.sequences == packed) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_delta_check_problem(plan->ctx, &other.problem));
@@ -189,16 +187,27 @@ carry_status carry_delta_plan_resize(carry_delta_plan *plan, int64_t batch, int6
     return CARRY_OK;
 }
 
+carry_status carry_delta_plan_resize(carry_delta_plan *plan, int64_t batch, int64_t tokens) {
+    return resize(plan, batch, tokens, 0);
+}
+
+carry_status carry_delta_plan_pack(carry_delta_plan *plan, int64_t sequences, int64_t tokens) {
+    return resize(plan, 1, tokens, sequences);
+}
+
 size_t carry_delta_plan_most_workspace(const carry_delta_plan *plan, int64_t batch, int64_t tokens) {
+    const struct { int64_t batch, tokens, packed; } forms[] = {{1, tokens, 0}, {batch, 1, 0}, {1, tokens, batch}};
     size_t most = plan->forward_workspace;
     char why[WHY];
     const carry_delta_method *method;
     for (int i = 0; (method = carry_delta_at(plan->problem.device != 0, i)) != NULL; i++) {
-        for (int form = 0; form < 2; form++) {
+        for (int form = 0; form < 3; form++) {
             carry_delta_plan one = *plan;
             use(&one, method);
-            one.problem.batch = one.sequences = form == 0 ? 1 : batch;
-            one.problem.tokens = form == 0 ? tokens : 1;
+            one.problem.batch = forms[form].batch;
+            one.problem.tokens = forms[form].tokens;
+            one.problem.sequences = forms[form].packed;
+            one.sequences = forms[form].packed > 0 ? forms[form].packed : forms[form].batch;
             if (method->applies(&one, why, WHY) && method->workspace(&one)) {
                 most = one.forward_workspace > most ? one.forward_workspace : most;
             }

@@ -65,11 +65,14 @@ struct carry_delta_plan {
     char about[320];
 };
 
-/* Changes the sizes of a plan. A method that the caller named stays the same. Allocates nothing; the caller has
-   workspace for every size that it will set. */
+/* Changes the sizes of a plan: to `batch` sequences of `tokens` tokens each, or to packed sequences with `tokens`
+   tokens in all. A method that the caller named stays the same. Allocates nothing; the caller has workspace for every
+   size that it will set. */
 carry_status carry_delta_plan_resize(carry_delta_plan *plan, int64_t batch, int64_t tokens);
+carry_status carry_delta_plan_pack(carry_delta_plan *plan, int64_t sequences, int64_t tokens);
 /* Bytes of forward workspace that are enough for `tokens` tokens of one sequence, for `batch` sequences of one token,
-   and for fewer, with any method that carry_delta_plan_resize may choose. */
+   for `batch` packed sequences of `tokens` tokens in all, and for fewer, with any method that these functions may
+   choose. */
 size_t carry_delta_plan_most_workspace(const carry_delta_plan *plan, int64_t batch, int64_t tokens);
 /* carry_delta_step for states in a pool [rows, HV, K, V]. Sequence i has row slots[i]; no row may occur twice. */
 carry_status carry_delta_step_slots(carry_delta_plan *plan, carry_tensor o, carry_tensor pool, const int32_t *slots,

@@ -49,11 +49,12 @@ carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const ca
     if (o->draft == NULL || strcmp(o->draft, "none") == 0) {
         return CARRY_OK;
     }
-    if (strcmp(o->draft, "ngram") != 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "draft '%.60s': expected ngram or none", o->draft);
+    plan->by_heads = strcmp(o->draft, "mtp") == 0;
+    if (!plan->by_heads && strcmp(o->draft, "ngram") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "draft '%.60s': expected ngram, mtp or none", o->draft);
     }
-    plan->function = carry_draft_ngram;
-    plan->tokens = o->draft_tokens > 0 ? o->draft_tokens : CARRY_DRAFT_DEFAULT;
+    plan->function = plan->by_heads ? NULL : carry_draft_ngram;
+    plan->tokens = o->draft_tokens > 0 ? o->draft_tokens : plan->by_heads ? CARRY_DRAFT_HEADS : CARRY_DRAFT_DEFAULT;
     plan->runs = plan->tokens * (texts < CARRY_DRAFT_TEXTS ? texts : CARRY_DRAFT_TEXTS);
     return CARRY_OK;
 }

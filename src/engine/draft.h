@@ -9,6 +9,7 @@
 #ifndef CARRY_ENGINE_DRAFT_H
 #define CARRY_ENGINE_DRAFT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "carry/engine.h"
@@ -20,7 +21,8 @@ typedef int64_t (*carry_draft_function)(void *user, const int32_t *ids, int64_t 
 
 /* The settings for guesses, shared by a scheduler and its runner. */
 typedef struct carry_draft_plan {
-    carry_draft_function function; /* NULL: none */
+    carry_draft_function function; /* NULL: none, or by_heads */
+    bool by_heads;                 /* the runner guesses with the checkpoint's multi-token heads */
     int64_t tokens;                /* guesses of a text in a step */
     int64_t runs; /* runs of a step that are reserved for guesses; they need the same number of slots */
 } carry_draft_plan;
@@ -29,6 +31,7 @@ carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const ca
                                 int64_t texts);
 
 #define CARRY_DRAFT_DEFAULT 4 /* guesses of a step */
+#define CARRY_DRAFT_HEADS 2   /* the same for multi-token heads, whose second and later guesses are less often right */
 #define CARRY_DRAFT_TEXTS 8   /* texts with guesses in a step, at most: more texts fill a step */
 
 /* Finds the longest suffix of the text, of 2 to 8 tokens, that occurred before, and returns the tokens that followed

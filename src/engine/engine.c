@@ -15,6 +15,7 @@
 #include "engine/engine_inside.h"
 #include "engine/llm.h"
 #include "engine/model_runner.h"
+#include "model/lm/lm_heads.h"
 
 #define SEQUENCES 16
 #define CONTEXT 8192
@@ -57,8 +58,9 @@ static carry_status choose_sizes(carry_engine *e, const carry_engine_options *o,
     if (sizes->tokens < sizes->sequences + draft->runs + CARRY_PAGE_TOKENS) {
         sizes->tokens = sizes->sequences + draft->runs + CARRY_PAGE_TOKENS;
     }
+    CARRY_TRY(draft->by_heads ? carry_lm_heads_open(e->model.lm, &e->heads) : CARRY_OK);
     carry_pool_demand demand = {.sequences = sizes->sequences, .context = sizes->context};
-    carry_model_runner_measure(lm, dtype, &demand.slot_bytes, &demand.page_bytes);
+    carry_model_runner_measure(lm, e->heads, dtype, &demand.slot_bytes, &demand.page_bytes);
     demand.most_slots = sizes->sequences + draft->runs + (o->no_cache ? 0 : SNAPSHOTS);
     demand.spare = o->no_cache ? 0 : 3 * sizes->sequences;
     CARRY_TRY(choose_memory(e->ctx, lm->own.device, &memory));
@@ -96,7 +98,7 @@ static carry_status open_engine(carry_engine *e, const carry_engine_options *o, 
     CARRY_TRY(choose_sizes(e, o, dtype, &sizes, &draft));
     CARRY_TRY(find_tokens(e));
     CARRY_TRY(carry_model_runner_new_with(e->model.lm, &e->runner, &sizes, dtype,
-                                          &(carry_model_runner_options){.same_bits = o->same_bits}));
+                                          &(carry_model_runner_options){.same_bits = o->same_bits, .heads = e->heads}));
     const carry_scheduler_options options = {
         .cache = {.device_bytes = o->no_cache           ? 0
                                   : o->cache_device > 0 ? o->cache_device
@@ -110,6 +112,7 @@ static carry_status open_engine(carry_engine *e, const carry_engine_options *o, 
         .same_bits = o->same_bits,
         .texts = e->texts,
         .draft = draft.function,
+        .heads_draft = draft.by_heads,
         .draft_tokens = draft.tokens,
         .on_event = carry_engine_on_event,
         .user = e};
@@ -207,6 +210,7 @@ void carry_engine_close(carry_engine *e) {
     if (e->runner != NULL) {
         e->runner->ops->close(e->runner);
     }
+    carry_lm_free(e->heads);
     e->model.lm = e->is_borrowed ? NULL : e->model.lm;
     carry_model_close(&e->model);
     if (e->has_lock) {

@@ -40,6 +40,7 @@ struct carry_engine {
     carry_ctx *ctx;
     carry_model model; /* lm is borrowed if is_borrowed */
     bool is_borrowed;
+    carry_lm *heads; /* multi-token heads; NULL: none */
     carry_runner *runner;
     carry_scheduler *scheduler;
     int32_t ends[CARRY_MODEL_ENDS + 2]; /* of the model */

@@ -97,7 +97,7 @@ static carry_status choose_sizes(work *w, carry_runner_sizes *sizes) {
     const int64_t files = carry_text_files(w->files.text);
     size_t slot;
     size_t page;
-    carry_model_runner_measure(w->model->lm, w->options->dtype, &slot, &page);
+    carry_model_runner_measure(w->model->lm, NULL, w->options->dtype, &slot, &page);
     sizes->tokens = w->options->at_once > 0 ? w->options->at_once : usual;
     sizes->context = length > 0 ? length : UNBOUNDED;
     if (page > 0 && length == 0) {

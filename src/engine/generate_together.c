@@ -10,6 +10,7 @@
 #include "engine/scheduler.h"
 #include "file/state_file.h"
 #include "engine/text_rule.h"
+#include "model/lm/lm_heads.h"
 
 #define STEP_CPU 512
 #define STEP_GPU 4096
@@ -27,6 +28,7 @@ typedef struct job {
 
 typedef struct together {
     carry_generation *g;
+    carry_lm *heads; /* multi-token heads; NULL: none */
     carry_runner *runner;
     carry_scheduler *scheduler;
     uint32_t *allowed;
@@ -44,6 +46,7 @@ static void close_together(together *w) {
     if (w->runner != NULL) {
         w->runner->ops->close(w->runner);
     }
+    carry_lm_free(w->heads);
     for (int64_t i = 0; i < w->g->count && w->jobs != NULL; i++) {
         carry_text_rule_close(&w->jobs[i].rule);
     }
@@ -187,14 +190,15 @@ static carry_status open_together(together *w) {
     const int64_t snapshots = g->count < SNAPSHOTS ? g->count + 2 : SNAPSHOTS;
     demand.most_slots = demand.sequences + draft.runs + (is_cached ? snapshots : 0);
     demand.spare = is_cached ? g->batch : 0;
-    carry_model_runner_measure(lm, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
+    CARRY_TRY(draft.by_heads ? carry_lm_heads_open(lm, &w->heads) : CARRY_OK);
+    carry_model_runner_measure(lm, w->heads, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
     CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
     CARRY_TRY(
         carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, e->memory > 0 ? e->memory : available / 2, &demand));
     const int64_t texts = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
     sizes.sequences = texts + draft.runs < sizes.slots ? texts + draft.runs : sizes.slots;
     CARRY_TRY(carry_model_runner_new_with(lm, &w->runner, &sizes, g->options->dtype,
-                                          &(carry_model_runner_options){.same_bits = e->same_bits}));
+                                          &(carry_model_runner_options){.same_bits = e->same_bits, .heads = w->heads}));
     const carry_scheduler_options options = {
         .cache = {.device_bytes = !is_cached            ? 0
                                   : e->cache_device > 0 ? e->cache_device
@@ -206,6 +210,7 @@ static carry_status open_together(together *w) {
         .same_bits = e->same_bits,
         .texts = texts,
         .draft = draft.function,
+        .heads_draft = draft.by_heads,
         .draft_tokens = draft.tokens,
         .on_event = on_event,
         .user = w};

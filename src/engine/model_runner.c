@@ -7,6 +7,7 @@
 #include "carry/device.h"
 #include "carry/ops.h"
 #include "core/context.h"
+#include "core/hash.h"
 #include "core/span.h"
 #include "core/tensor.h"
 #include "engine/model_runner_inside.h"
@@ -36,6 +37,7 @@ static void close_runner(carry_runner *runner) {
     }
     carry_model_runner_close_samplers(r);
     carry_model_runner_close_scores(r);
+    carry_model_runner_close_heads(r);
     for (int i = 0; i < CARRY_MODEL_RUNNER_PENDING; i++) {
         free(r->pending[i].results);
     }
@@ -45,6 +47,7 @@ static void close_runner(carry_runner *runner) {
     carry_lm_pass_free(r->pass);
     carry_lm_state_free(r->pool);
     free(r->starts);
+    free(r->borders);
     free(r->wave);
     free(r->order);
     free(r->row_of);
@@ -114,6 +117,7 @@ static carry_status open_lists(carry_model_runner *r) {
     }
     r->places = (carry_lm_places){.pool = r->pool,
                                   .starts = r->starts,
+                                  .borders = r->device != 0 ? r->borders : NULL,
                                   .slots = r->list.slots,
                                   .lengths = r->list.lengths,
                                   .offsets = r->list.offsets,
@@ -135,11 +139,13 @@ static carry_status open_host(carry_model_runner *r) {
         made = made && r->pending[i].results != NULL;
     }
     r->starts = calloc(sequences + 1, sizeof *r->starts);
+    r->borders = calloc(sequences + 1, sizeof *r->borders);
     r->wave = calloc(sequences + 1, sizeof *r->wave);
     r->order = calloc(sequences, sizeof *r->order);
     r->row_of = calloc(sequences, sizeof *r->row_of);
     r->last = malloc((size_t)r->head.sizes.slots * sizeof *r->last);
-    if (!made || r->starts == NULL || r->wave == NULL || r->order == NULL || r->row_of == NULL || r->last == NULL) {
+    if (!made || r->starts == NULL || r->borders == NULL || r->wave == NULL || r->order == NULL || r->row_of == NULL ||
+        r->last == NULL) {
         return carry_fail(r->head.ctx, CARRY_EMEMORY, "out of memory: a runner of %" PRId64 " slots",
                           r->head.sizes.slots);
     }
@@ -174,6 +180,7 @@ static carry_status open_runner(carry_model_runner *r) {
         return carry_lm_pack(r->lm, r->dtype, 0);
     }
     CARRY_TRY(open_logits(r));
+    CARRY_TRY(r->heads.lm != NULL ? carry_model_runner_open_heads(r) : CARRY_OK);
     carry_model_runner_open_graphs(r);
     CARRY_TRY(carry_model_runner_open_device(r));
     CARRY_TRY(carry_model_runner_open_samplers(r));
@@ -199,7 +206,11 @@ carry_status carry_model_runner_enqueue(carry_model_runner *r) {
         CARRY_TRY(
             carry_device_sampler_fill_ids(r->sampling, r->listed.ids, r->listed.slots, r->last_there, r->places.steps));
     }
+    if (r->heads.lm != NULL) {
+        args.normed = carry_model_runner_hidden(r, rows);
+    }
     CARRY_TRY(carry_lm_run(r->pass, &args, r->memory, carry_lm_pass_memory(r->pass)));
+    CARRY_TRY(r->heads.lm != NULL ? carry_model_runner_note(r) : CARRY_OK);
     const bool is_read = r->dtype == CARRY_F32 || (r->dtype == CARRY_BF16 && r->sampling != NULL);
     return wanted > 0 && !is_read ? carry_convert(ctx, carry_slice(r->wide, 0, wanted), args.logits) : CARRY_OK;
 }
@@ -272,8 +283,16 @@ static carry_status results(carry_runner *runner, carry_run_result *to, int64_t 
     return CARRY_OK;
 }
 
+/* With multi-token heads a state has more parts: it is the state of another model. */
 static carry_status hash(carry_runner *runner, uint64_t *value) {
-    return carry_lm_hash(((carry_model_runner *)runner)->lm, value);
+    const carry_model_runner *r = (carry_model_runner *)runner;
+    CARRY_TRY(carry_lm_hash(r->lm, value));
+    if (r->heads.lm != NULL) {
+        uint64_t heads;
+        CARRY_TRY(carry_lm_hash(r->heads.lm, &heads));
+        *value = carry_hash(*value, &heads, sizeof heads);
+    }
+    return CARRY_OK;
 }
 
 static const carry_runner_ops operations = {
@@ -289,6 +308,7 @@ static const carry_runner_ops operations = {
     .read_page = carry_model_runner_read_page,
     .write_page = carry_model_runner_write_page,
     .hash = hash,
+    .draft = carry_model_runner_draft,
 };
 
 static carry_status check_sizes(const carry_lm *lm, const carry_runner_sizes *w, bool has_pages) {
@@ -311,7 +331,8 @@ carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, cons
     const bool same_bits = options != NULL && options->same_bits;
     size_t slot;
     size_t page;
-    carry_model_runner_measure(lm, dtype, &slot, &page);
+    carry_lm *heads = options != NULL ? options->heads : NULL;
+    carry_model_runner_measure(lm, heads, dtype, &slot, &page);
     CARRY_TRY(check_sizes(lm, wanted, page > 0));
     carry_model_runner *r = calloc(1, sizeof *r);
     if (r == NULL) {
@@ -326,6 +347,7 @@ carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, cons
     r->device = lm->own.device;
     r->dtype = dtype;
     r->same_bits = same_bits;
+    r->heads.lm = heads;
     r->scores = options != NULL && options->scores;
     r->page_list = r->head.sizes.pages > 0 ? (wanted->context + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS : 0;
     const carry_status status = open_runner(r);

@@ -17,7 +17,8 @@
 
 typedef struct carry_model_runner_options {
     bool same_bits;
-    bool scores; /* all runs have targets, and none wants a token: for evaluation (model_runner_score.c) */
+    bool scores;     /* all runs have targets, and none wants a token: for evaluation (model_runner_score.c) */
+    carry_lm *heads; /* multi-token heads of the model, for ops->draft; NULL: none. The runner uses them */
 } carry_model_runner_options;
 
 /* `wanted` has slots, pages, sequences, tokens and context; the runner's own sizes also have the other fields. dtype:
@@ -27,7 +28,8 @@ carry_status carry_model_runner_new(carry_lm *lm, carry_runner **made, const car
 carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, const carry_runner_sizes *wanted,
                                          carry_dtype dtype, const carry_model_runner_options *options);
 
-/* The sizes in bytes of a slot and of a page, for choosing their numbers. */
-void carry_model_runner_measure(const carry_lm *lm, carry_dtype dtype, size_t *slot, size_t *page);
+/* The sizes in bytes of a slot and of a page, for choosing their numbers. heads: NULL or multi-token heads. */
+void carry_model_runner_measure(const carry_lm *lm, const carry_lm *heads, carry_dtype dtype, size_t *slot,
+                                size_t *page);
 
 #endif

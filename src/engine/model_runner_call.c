@@ -16,6 +16,9 @@ void carry_model_runner_take_lists(const carry_model_runner *r, carry_arena *are
     lists->wanted = carry_arena_take(arena, sequences, sizeof *lists->wanted);
     lists->ids = carry_arena_take(arena, tokens, sizeof *lists->ids);
     lists->targets = carry_arena_take(arena, r->scores ? tokens : 0, sizeof *lists->targets);
+    lists->before = carry_arena_take(arena, r->heads.lm != NULL ? tokens : 0, sizeof *lists->before);
+    lists->last_rows = carry_arena_take(arena, r->heads.lm != NULL ? sequences : 0, sizeof *lists->last_rows);
+    lists->slot_rows = carry_arena_take(arena, r->heads.lm != NULL ? sequences : 0, sizeof *lists->slot_rows);
     lists->pages = carry_arena_take(arena, sequences, (size_t)r->page_list * sizeof *lists->pages);
 }
 
@@ -205,7 +208,13 @@ carry_status carry_model_runner_list(carry_model_runner *r, const carry_run *run
         }
     }
     r->places.sequences = count;
+    for (int64_t i = r->places.steps; i <= count; i++) {
+        r->borders[i - r->places.steps] = r->starts[i] - r->starts[r->places.steps];
+    }
     list_wanted(r, runs, count);
+    if (r->heads.lm != NULL) {
+        carry_model_runner_list_heads(r, 0);
+    }
     r->list_bytes = (size_t)((unsigned char *)(r->list.pages + to.page) - (unsigned char *)r->list.slots);
     return CARRY_OK;
 }

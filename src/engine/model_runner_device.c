@@ -93,7 +93,8 @@ static carry_status open_sampling(carry_model_runner *r) {
     r->last_there = there;
     CARRY_TRY(carry_device_fill(ctx, there, r->device, 0, bytes, NULL));
     CARRY_TRY(carry_stream_wait(ctx, r->device, NULL));
-    return r->dtype == CARRY_BF16 ? open_kernels(r) : CARRY_OK;
+    /* These kernels do not give the hidden states, which multi-token heads need. */
+    return r->dtype == CARRY_BF16 && r->heads.lm == NULL ? open_kernels(r) : CARRY_OK;
 }
 
 carry_status carry_model_runner_open_device(carry_model_runner *r) {
@@ -111,6 +112,7 @@ carry_status carry_model_runner_open_device(carry_model_runner *r) {
             "and a model that the decoding kernels support; use the CPU for others",
             CARRY_CHAIN_SEQUENCES);
     }
+    r->head.reads_singly = true;
     r->single = calloc((size_t)r->head.sizes.sequences, sizeof *r->single);
     return r->single != NULL ? CARRY_OK : carry_fail(r->head.ctx, CARRY_EMEMORY, "out of memory: the runs of a step");
 }

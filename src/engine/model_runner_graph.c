@@ -59,6 +59,9 @@ static void pad(carry_model_runner *r, int64_t to) {
     }
     r->places.sequences = r->places.steps = r->places.wanted_count = to;
     r->places.wanted = NULL;
+    if (r->heads.lm != NULL) {
+        carry_model_runner_list_heads(r, from);
+    }
 }
 
 static carry_status record(carry_model_runner *r, carry_model_runner_bucket *bucket) {

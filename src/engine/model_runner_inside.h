@@ -17,6 +17,9 @@ typedef struct carry_model_runner_lists {
     int32_t *slots, *offsets;
     int64_t *lengths, *positions, *rows, *wanted, *ids;
     int64_t *targets; /* for a runner that scores, else empty */
+    /* With multi-token heads, else empty; rows of heads.hidden: of the token before each row, of the last token of each
+       sequence, and of each sequence's slot. */
+    int64_t *before, *last_rows, *slot_rows;
     int32_t *pages;
 } carry_model_runner_lists;
 
@@ -48,12 +51,27 @@ typedef struct carry_model_runner_waves {
     carry_model_runner_bucket bucket;
 } carry_model_runner_waves;
 
+/* Multi-token heads (model_runner_heads.c). */
+typedef struct carry_model_runner_heads {
+    carry_lm *lm; /* NULL: none */
+    carry_lm_state *pool;
+    carry_lm_pass *pass;
+    void *memory, *tables;
+    carry_tensor
+        hidden; /* [slots + 1 + tokens, hidden_size]: of the last token of each slot, then of the call's rows */
+    carry_tensor before;            /* [tokens, hidden_size] */
+    carry_device_sampler *sampling; /* NULL: the host finds the likeliest tokens */
+    carry_run *drafts;              /* [sequences] */
+    carry_run_result *results;      /* [sequences] */
+} carry_model_runner_heads;
+
 typedef struct carry_model_runner {
     carry_runner head; /* first: a carry_runner is cast to it */
     carry_lm *lm;
     int device;
     carry_dtype dtype;
     bool same_bits, scores;
+    carry_model_runner_heads heads;
     float *losses_there; /* [tokens], for a runner that scores on a GPU */
     int64_t page_list;   /* maximum number of pages of one sequence */
     carry_lm_state *pool;
@@ -63,7 +81,7 @@ typedef struct carry_model_runner {
                                                                    (NULL on the CPU) */
     carry_model_runner_lists lists[CARRY_MODEL_RUNNER_PENDING]; /* in host memory: one for each step in progress */
     carry_model_runner_lists list, listed; /* lists of this step, in host memory; and where the pass reads them */
-    int64_t *starts, *wave;                /* [sequences + 1] */
+    int64_t *starts, *wave, *borders;      /* [sequences + 1] */
     int64_t *order;                        /* [sequences]: the index of the run of each sequence of the call */
     int64_t *row_of;                       /* [sequences]: the row of each run in the logits; -1: not wanted */
     carry_lm_places places;
@@ -125,6 +143,17 @@ carry_status carry_model_runner_run_there(carry_model_runner *r, const carry_run
 /* Copies row `from` to row `to` in all parts of slots, or of pages; zeroes row `to` if `from` is negative. */
 carry_status carry_model_runner_copy_there(carry_model_runner *r, bool of_page, int32_t to, int32_t from);
 
+/* model_runner_heads.c: multi-token heads. */
+carry_status carry_model_runner_open_heads(carry_model_runner *r);
+void carry_model_runner_close_heads(carry_model_runner *r);
+/* Fills in their lists for the sequences of a call from `first` on. */
+void carry_model_runner_list_heads(carry_model_runner *r, int64_t first);
+/* Where a call puts the hidden states of its rows; note: lets the heads read them and the call's tokens. */
+carry_tensor carry_model_runner_hidden(const carry_model_runner *r, int64_t rows);
+carry_status carry_model_runner_note(carry_model_runner *r);
+carry_status carry_model_runner_draft(carry_runner *runner, const carry_run *runs, int64_t count, int64_t most,
+                                      int32_t *guesses);
+
 /* model_runner_score.c: computes the losses of tokens instead of sampling. */
 carry_status carry_model_runner_open_scores(carry_model_runner *r);
 void carry_model_runner_close_scores(carry_model_runner *r);
@@ -136,6 +165,7 @@ carry_status carry_model_runner_scores(carry_runner *runner, double *losses, int
 /* An iteration over the memory pieces of a slot or a page. */
 typedef struct carry_model_runner_walk {
     int64_t layer, part, slice;
+    bool is_in_heads; /* among the parts of multi-token heads, which come last */
 } carry_model_runner_walk;
 /* Gets the next piece; false past the last. */
 bool carry_model_runner_next_piece(const carry_model_runner *r, bool of_page, int64_t index,

@@ -22,9 +22,9 @@ static carry_status check_page(const carry_model_runner *r, int32_t page) {
                             r->head.sizes.pages - 1);
 }
 
-bool carry_model_runner_next_piece(const carry_model_runner *r, bool of_page, int64_t index,
-                                   carry_model_runner_walk *at, void **data, size_t *bytes) {
-    const carry_lm_state *pool = r->pool;
+/* carry_model_runner_next_piece for the parts of one pool. */
+static bool next_of_pool(const carry_lm_state *pool, bool of_page, int64_t index, carry_model_runner_walk *at,
+                         void **data, size_t *bytes) {
     for (; at->layer < pool->layers; at->layer++, at->part = 0) {
         for (; at->part < CARRY_LM_STATE_PARTS; at->part++, at->slice = 0) {
             const carry_tensor *part = &pool->part[at->layer][at->part];
@@ -41,11 +41,35 @@ bool carry_model_runner_next_piece(const carry_model_runner *r, bool of_page, in
     return false;
 }
 
+bool carry_model_runner_next_piece(const carry_model_runner *r, bool of_page, int64_t index,
+                                   carry_model_runner_walk *at, void **data, size_t *bytes) {
+    if (!at->is_in_heads && next_of_pool(r->pool, of_page, index, at, data, bytes)) {
+        return true;
+    }
+    if (r->heads.lm == NULL) {
+        return false;
+    }
+    if (!at->is_in_heads) {
+        *at = (carry_model_runner_walk){.is_in_heads = true};
+    }
+    if (of_page) {
+        return next_of_pool(r->heads.pool, true, index, at, data, bytes);
+    }
+    const carry_tensor *hidden = &r->heads.hidden;
+    *bytes = (size_t)hidden->shape[1] * carry_dtype_size(hidden->dtype);
+    *data = (unsigned char *)hidden->data + (size_t)index * *bytes;
+    return at->part++ == 0;
+}
+
 carry_status carry_model_runner_clear_slot(carry_runner *runner, int32_t slot) {
     carry_model_runner *r = (carry_model_runner *)runner;
     CARRY_TRY(check_slot(r, slot));
     r->last[slot] = -1;
-    return r->copies != NULL ? carry_model_runner_copy_there(r, false, slot, -1) : carry_lm_state_clear(r->pool, slot);
+    if (r->copies != NULL) {
+        return carry_model_runner_copy_there(r, false, slot, -1);
+    }
+    CARRY_TRY(carry_lm_state_clear(r->pool, slot));
+    return r->heads.lm != NULL ? carry_zero(r->head.ctx, carry_slice(r->heads.hidden, slot, 1)) : CARRY_OK;
 }
 
 static carry_status copy(carry_model_runner *r, bool of_page, int32_t to, int32_t from) {
@@ -121,8 +145,7 @@ carry_status carry_model_runner_write_page(carry_runner *runner, int32_t page, c
     return move(r, true, page, NULL, from);
 }
 
-void carry_model_runner_measure(const carry_lm *lm, carry_dtype dtype, size_t *slot, size_t *page) {
-    *slot = *page = 0;
+static void measure(const carry_lm *lm, carry_dtype dtype, size_t *slot, size_t *page) {
     for (int64_t layer = 0; layer < lm->config.num_hidden_layers; layer++) {
         carry_lm_state_part about[CARRY_LM_STATE_PARTS] = {0};
         (void)lm->layer[layer].mixer.part->state(&lm->config, about);
@@ -134,5 +157,15 @@ void carry_model_runner_measure(const carry_lm *lm, carry_dtype dtype, size_t *s
             *(about[i].grows ? page : slot) +=
                 count * (about[i].grows ? CARRY_PAGE_TOKENS * carry_dtype_size(dtype) : sizeof(float));
         }
+    }
+}
+
+void carry_model_runner_measure(const carry_lm *lm, const carry_lm *heads, carry_dtype dtype, size_t *slot,
+                                size_t *page) {
+    *slot = *page = 0;
+    measure(lm, dtype, slot, page);
+    if (heads != NULL) {
+        measure(heads, dtype, slot, page);
+        *slot += (size_t)heads->config.hidden_size * carry_dtype_size(dtype);
     }
 }

@@ -90,6 +90,10 @@ typedef struct carry_runner_ops {
     carry_status (*write_page)(carry_runner *runner, int32_t page, const void *from);
     /* A hash of configuration and weights: states of a model with another hash are refused. */
     carry_status (*hash)(carry_runner *runner, uint64_t *hash);
+    /* Guesses the `most` tokens after each of `count` runs, which have one token each, with known ids: guesses[i *
+       most] is the first for run i. The state stays as before the runs. Pages are as for length + most tokens. NULL, or
+       CARRY_EUNSUPPORTED: the runner does not guess. */
+    carry_status (*draft)(carry_runner *runner, const carry_run *runs, int64_t count, int64_t most, int32_t *guesses);
 } carry_runner_ops;
 
 /* The first member of every runner. */
@@ -99,6 +103,7 @@ struct carry_runner {
     carry_runner_sizes sizes;
     bool overlaps; /* steps run asynchronously: the next one should be enqueued before the results of the last are read.
                       False if a step is done when it returns (on the CPU) */
+    bool reads_singly; /* a step reads prompts token by token, so a piece may end at any token */
 };
 
 #endif

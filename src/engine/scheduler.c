@@ -21,6 +21,8 @@ static carry_status open_arrays(carry_scheduler *s) {
     s->active = calloc(n, sizeof(carry_sequence *));
     s->runs = calloc(n, sizeof *s->runs);
     s->results = calloc(n, sizeof *s->results);
+    s->guessing = calloc(n, sizeof(carry_sequence *));
+    s->guesses = calloc(n, CARRY_DRAFT_MOST * sizeof *s->guesses);
     s->kept_owners = calloc((size_t)s->runner->sizes.pages + 1, sizeof *s->kept_owners);
     for (int i = 0; i < CARRY_FLIGHTS; i++) {
         s->flights[i].sequences = calloc(n, sizeof(carry_sequence *));
@@ -29,7 +31,8 @@ static carry_status open_arrays(carry_scheduler *s) {
         is_whole =
             is_whole && s->flights[i].sequences != NULL && s->flights[i].wants != NULL && s->flights[i].follows != NULL;
     }
-    is_whole = is_whole && s->active != NULL && s->runs != NULL && s->results != NULL && s->kept_owners != NULL;
+    is_whole = is_whole && s->active != NULL && s->runs != NULL && s->results != NULL && s->kept_owners != NULL &&
+               s->guessing != NULL && s->guesses != NULL;
     return is_whole ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: %zu sequences", n);
 }
 
@@ -104,6 +107,8 @@ void carry_scheduler_free(carry_scheduler *s) {
         free(s->flights[i].follows);
     }
     free(s->active);
+    free(s->guessing);
+    free(s->guesses);
     free(s->runs);
     free(s->kept_owners);
     free(s->results);

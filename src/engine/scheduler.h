@@ -3,8 +3,8 @@
    Requests wait in a bounded queue, first come, first served. A request is admitted when the pool has a slot and all
    pages that it may ever need, so that an admitted sequence can always finish; cached prefixes are evicted for it. A
    step has one token of every sequence that is generating, and pieces of prompts. Pieces end at multiples of
-   CARRY_PAGE_TOKENS tokens of the text. While texts are generated, pieces are kept small and rare enough that each text
-   keeps at least half of the rate that it has without them.
+   CARRY_PAGE_TOKENS tokens of the text, unless the runner reads them token by token. While texts are generated, pieces
+   are kept small and rare enough that each text keeps at least half of the rate that it has without them.
 
    If the runner overlaps with the host, a step is enqueued before the results of the last one are read. If a sequence
    ends in the meantime, that step has already read its last token, and the result is dropped.
@@ -32,6 +32,7 @@ typedef struct carry_scheduler_options {
                                    other runs are for guesses */
     carry_draft_function draft; /* NULL: none */
     void *draft_user;
+    bool heads_draft;     /* the runner guesses instead (runner.h) */
     int64_t draft_tokens; /* maximum number of guesses of a text in a step, up to CARRY_DRAFT_MOST */
     int64_t draft_forced; /* for measurements: this many guesses of a step count as right, whatever was sampled */
     int64_t

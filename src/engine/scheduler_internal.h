@@ -41,6 +41,8 @@ struct carry_scheduler {
     int flight_first, flight_count;
     carry_run *runs;
     carry_run_result *results;
+    carry_sequence **guessing; /* texts for which the runner guesses */
+    int32_t *guesses;          /* [texts, CARRY_DRAFT_MOST] */
     /* Measured times in seconds: of a step without prompts, and of a token of a prompt. debt: time that prompts took
        from texts beyond their half. */
     double write_s, token_s, debt, last_result;
@@ -67,6 +69,19 @@ void carry_scheduler_enqueue(carry_scheduler *scheduler, int64_t *count);
 void carry_scheduler_learn(carry_scheduler *scheduler, const carry_flight *flight); /* updates the measured times from
                                                                                        its duration */
 
+/* The run of a sequence; adds it to a step. */
+carry_run carry_scheduler_run_of(const carry_sequence *q, const int32_t *ids, int64_t count, bool wants);
+void carry_scheduler_add_run(carry_scheduler *s, carry_sequence *q, carry_flight *f, const int32_t *ids, int64_t count,
+                             bool wants);
+/* True if a text cannot take part in a step before a pending result is read. */
+bool carry_scheduler_waits(const carry_scheduler *s, const carry_sequence *q);
+
+/* scheduler_draft.c */
+bool carry_scheduler_is_drafted(const carry_scheduler *s, const carry_sequence *q); /* true if the text gets guesses */
+/* Finds guesses for the tokens after the last one of each text. */
+void carry_scheduler_find_drafts(carry_scheduler *s);
+/* Adds the last token of a text and the guesses after it, as far as there are slots for their states. */
+void carry_scheduler_add_drafted(carry_scheduler *s, carry_sequence *q, carry_flight *f);
 /* Frees the slots of the sequence's guesses. */
 void carry_scheduler_drop_drafts(carry_scheduler *s, carry_sequence *q);
 

@@ -10,10 +10,11 @@
 #include "engine/scheduler_internal.h"
 
 #define BLOCK CARRY_PAGE_TOKENS
-#define PAUSE 4.0           /* a piece may take as long as this many steps of texts, */
-#define PAUSE_SECONDS 0.02  /* or this long: shorter pieces do not keep a GPU busy, and the pause is not noticed */
-#define OLDEST_SHARE 4      /* the oldest prompt gets 1 / OLDEST_SHARE of a step */
-#define NEW_SHARE 0.25      /* weight of a new measurement in a running mean */
+#define PAUSE 4.0          /* a piece may take as long as this many steps of texts, */
+#define PAUSE_SECONDS 0.02 /* or this long: shorter pieces do not keep a GPU busy, and the pause is not noticed */
+#define SINGLE_PIECE 8 /* tokens of a prompt beside texts if they are read one by one: a text waits for all of them */
+#define OLDEST_SHARE 4 /* the oldest prompt gets 1 / OLDEST_SHARE of a step */
+#define NEW_SHARE 0.25 /* weight of a new measurement in a running mean */
 #define FINE_SNAPSHOTS 8192 /* up to this token of a prompt, pieces end at multiples of snapshot_every */
 
 static int64_t block_floor(int64_t tokens) {
@@ -22,17 +23,12 @@ static int64_t block_floor(int64_t tokens) {
 
 /* Runs. */
 
-/* True if the text gets guesses. Not with penalties and constraints, which depend on every token before. */
-static bool is_drafted(const carry_scheduler *s, const carry_sequence *q) {
-    return s->options.draft != NULL && s->options.draft_tokens > 0 && !q->options.is_undrafted &&
-           !carry_sequence_needs_last(q);
-}
-
 static bool may_run_ahead(const carry_scheduler *s, const carry_sequence *q) {
-    return s->runner->overlaps && !q->options.keeps && !carry_sequence_needs_last(q) && !is_drafted(s, q);
+    return s->runner->overlaps && !q->options.keeps && !carry_sequence_needs_last(q) &&
+           !carry_scheduler_is_drafted(s, q);
 }
 
-static carry_run run_of(const carry_sequence *q, const int32_t *ids, int64_t count, bool wants) {
+carry_run carry_scheduler_run_of(const carry_sequence *q, const int32_t *ids, int64_t count, bool wants) {
     return (carry_run){.slot = q->track.slot,
                        .pages = q->track.pages,
                        .length = q->track.length,
@@ -48,14 +44,14 @@ static carry_run run_of(const carry_sequence *q, const int32_t *ids, int64_t cou
                        .logprobs = q->options.logprobs};
 }
 
-static void add_run(carry_scheduler *s, carry_sequence *q, carry_flight *f, const int32_t *ids, int64_t count,
-                    bool wants) {
+void carry_scheduler_add_run(carry_scheduler *s, carry_sequence *q, carry_flight *f, const int32_t *ids, int64_t count,
+                             bool wants) {
     const carry_status status = carry_track_extend(&s->prefix, &q->track, count);
     if (status != CARRY_OK) {
         carry_scheduler_fail(s, q, status);
         return;
     }
-    s->runs[f->count] = run_of(q, ids, count, wants);
+    s->runs[f->count] = carry_scheduler_run_of(q, ids, count, wants);
     if (wants && !carry_sequence_allow(q, &s->runs[f->count].allowed)) {
         carry_fail_at(s->ctx, CARRY_ERANGE, __FILE__, __LINE__,
                       "token %" PRId64 " of the text: the constraint allows no token, or exceeds its bound of work",
@@ -68,72 +64,26 @@ static void add_run(carry_scheduler *s, carry_sequence *q, carry_flight *f, cons
     f->wants[f->count++] = wants;
 }
 
-void carry_scheduler_drop_drafts(carry_scheduler *s, carry_sequence *q) {
-    while (q->draft_count > 0) {
-        carry_state_pool_give_slot(&s->pool, q->draft_slot[--q->draft_count]);
-    }
-}
-
-/* Finds guesses for the tokens after the last one of a text, as far as there are slots for their states; *left: the
-   runs that are left. */
-static void find_drafts(carry_scheduler *s, carry_sequence *q, int64_t *left) {
-    const carry_track *t = &q->track;
-    int64_t most = s->options.draft_tokens < *left ? s->options.draft_tokens : *left;
-    most = q->options.tokens - q->written - 1 < most ? q->options.tokens - q->written - 1 : most;
-    most = s->runner->sizes.context - t->count < most ? s->runner->sizes.context - t->count : most;
-    const int64_t found = most > 0 ? s->options.draft(s->options.draft_user, t->ids, t->count, q->draft, most) : 0;
-    for (q->draft_count = 0; q->draft_count < found; q->draft_count++) {
-        const int32_t slot = carry_prefix_take_slot(&s->prefix);
-        if (slot == CARRY_POOL_NONE) {
-            break;
-        }
-        q->draft_slot[q->draft_count] = slot;
-    }
-    *left -= q->draft_count;
-}
-
-/* Adds the last token of a text and the guesses after it. */
-static void add_drafted(carry_scheduler *s, carry_sequence *q, carry_flight *f, int64_t *left) {
-    const int64_t at = f->count;
-    find_drafts(s, q, left);
-    if (carry_track_extend(&s->prefix, &q->track, 1 + q->draft_count) != CARRY_OK) {
-        carry_scheduler_drop_drafts(s, q);
-    }
-    add_run(s, q, f, q->track.ids + q->track.length, 1, true);
-    for (int64_t i = 0; i < q->draft_count && f->count > at; i++) {
-        carry_run *run = &s->runs[f->count];
-        *run = run_of(q, &q->draft[i], 1, true);
-        run->slot = q->draft_slot[i];
-        run->length += 1 + i;
-        run->at += (uint64_t)(1 + i);
-        run->allowed = s->runs[at].allowed;
-        run->follows = true;
-        f->sequences[f->count] = q;
-        f->follows[f->count] = true;
-        f->wants[f->count++] = true;
-    }
+bool carry_scheduler_waits(const carry_scheduler *s, const carry_sequence *q) {
+    return (q->pending > 0 && !may_run_ahead(s, q)) || q->written + q->pending >= q->options.tokens ||
+           q->track.count + q->pending >= s->runner->sizes.context;
 }
 
 /* Adds one token of each text; false if there are no texts. */
 static bool add_texts(carry_scheduler *s, carry_flight *f) {
     bool are_texts = false;
-    int64_t left = s->runner->sizes.sequences - s->options.texts;
-    left = s->active_count * s->options.draft_tokens <= left ? left : 0; /* with many texts guesses do not pay */
+    carry_scheduler_find_drafts(s);
     for (int64_t i = 0; i < s->active_count; i++) {
         carry_sequence *q = s->active[i];
         const carry_track *t = &q->track;
-        if (q->phase != CARRY_PHASE_WRITES) {
+        are_texts = are_texts || q->phase == CARRY_PHASE_WRITES;
+        if (q->phase != CARRY_PHASE_WRITES || carry_scheduler_waits(s, q)) {
             continue;
         }
-        are_texts = true;
-        if ((q->pending > 0 && !may_run_ahead(s, q)) || q->written + q->pending >= q->options.tokens ||
-            t->count + q->pending >= s->runner->sizes.context) {
-            continue; /* wait for the pending result */
-        }
-        if (is_drafted(s, q)) {
-            add_drafted(s, q, f, &left);
+        if (carry_scheduler_is_drafted(s, q)) {
+            carry_scheduler_add_drafted(s, q, f);
         } else {
-            add_run(s, q, f, q->pending > 0 ? NULL : t->ids + t->length, 1, true);
+            carry_scheduler_add_run(s, q, f, q->pending > 0 ? NULL : t->ids + t->length, 1, true);
         }
     }
     f->writers = f->count;
@@ -156,11 +106,13 @@ static int64_t cached_end(const carry_scheduler *s, const carry_sequence *q) {
     return is_cut(s, q) || last == 0 ? last : q->prompt_end;
 }
 
-/* The end of a prompt's next piece, at most `most` tokens further; `length` if not even a block fits. */
+/* The end of a prompt's next piece, at most `most` tokens further; `length` if not even a block fits, where pieces are
+   whole blocks. */
 static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int64_t most) {
     const int64_t length = q->track.length;
     const int64_t every = s->options.snapshot_every;
-    int64_t end = length + most >= q->prompt_end ? q->prompt_end : block_floor(length + most);
+    int64_t end = length + most;
+    end = end >= q->prompt_end ? q->prompt_end : s->runner->reads_singly ? end : block_floor(end);
     if (end <= length) {
         return length;
     }
@@ -180,10 +132,12 @@ static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int6
 
 static void add_piece(carry_scheduler *s, carry_sequence *q, carry_flight *f, int64_t *left, int64_t share) {
     const carry_track *t = &q->track;
+    share = s->runner->reads_singly && f->writers > 0 && share > SINGLE_PIECE ? SINGLE_PIECE : share;
     const int64_t end = piece_end(s, q, share < *left ? share : *left);
     if (end > t->length) {
         const int64_t before = f->count;
-        add_run(s, q, f, t->ids + t->length, end - t->length, end == q->prompt_end && q->options.tokens > 0);
+        carry_scheduler_add_run(s, q, f, t->ids + t->length, end - t->length,
+                                end == q->prompt_end && q->options.tokens > 0);
         *left -= f->count > before ? end - t->length : 0;
         f->prompt_tokens += f->count > before ? end - t->length : 0;
     }

@@ -110,8 +110,8 @@ typedef struct carry_sequence {
     int pending;                   /* number of those that sample a token of this sequence */
     /* Guesses of the current step, and the slots for the states after them. */
     int32_t draft[CARRY_DRAFT_MOST], draft_slot[CARRY_DRAFT_MOST];
-    int64_t draft_count;
-    int64_t drafted, accepted; /* total guesses, and accepted ones */
+    int64_t found, draft_count; /* guesses that were found, and those that have slots */
+    int64_t drafted, accepted;  /* total guesses, and accepted ones */
     carry_outcome outcome;
     carry_status status; /* status of a failure; message is its text */
     char message[256];

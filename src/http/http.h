@@ -135,6 +135,9 @@ typedef struct carry_http_options {
        token, allowed for loopback addresses or with `open`. */
     const char *token;
     bool open; /* serving other addresses than loopback without a token is allowed */
+    /* How a user gives a token or allows serving without one, for the message that one is needed; NULL: the message
+       names no option. */
+    const char *advice;
     /* Lists that end with NULL; a NULL list is empty. */
     const char *const *hosts;        /* names accepted in Host besides those of this machine */
     const char *const *origins;      /* accepted besides the server's own; such a page may read the response */

@@ -49,8 +49,8 @@ carry_status carry_http_check_options(carry_ctx *ctx, const carry_http_options *
     }
     if (options->token == NULL && !loopback && !options->open) {
         return carry_fail(ctx, CARRY_EARGUMENT,
-                          "the address %s can be reached from other machines: a token or an API key is needed",
-                          address);
+                          "the address %s can be reached from other machines: a token or an API key is needed%s%s",
+                          address, options->advice != NULL ? ": " : "", options->advice != NULL ? options->advice : "");
     }
     size_t length = options->token != NULL ? strlen(options->token) : CARRY_HTTP_TOKEN_LEAST;
     for (size_t i = 0; options->token != NULL && i < length; i++) {

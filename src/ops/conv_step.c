@@ -18,7 +18,7 @@ typedef struct job {
     int64_t all;                          /* of a sequence */
 } job;
 
-static carry_status expect_map(carry_ctx *ctx, const carry_conv_step_map *map, const carry_conv_step_map *first) {
+carry_status carry_conv_expect_map(carry_ctx *ctx, const carry_conv_step_map *map, const carry_conv_step_map *first) {
     const carry_tensor *w = &map->w;
     CARRY_TRY(carry_expect_rank(ctx, "x", &map->x, 2));
     CARRY_TRY(carry_expect_rank(ctx, "tails", &map->tails, 3));
@@ -46,7 +46,7 @@ carry_status carry_conv_step(carry_ctx *ctx, const carry_conv_step_args *args) {
                           CARRY_CONV_STEP_MAPS);
     }
     for (int i = 0; i < args->maps; i++) {
-        CARRY_TRY(expect_map(ctx, &args->map[i], &args->map[0]));
+        CARRY_TRY(carry_conv_expect_map(ctx, &args->map[i], &args->map[0]));
     }
     return operators->conv_step(ctx, args);
 }

@@ -32,6 +32,18 @@ carry_status carry_copy_slots(carry_ctx *ctx, carry_tensor pool, const int32_t *
     return operators->copy_slots(ctx, pool, to, from, count);
 }
 
+carry_status carry_take_slots(carry_ctx *ctx, carry_tensor to, carry_tensor pool, const int32_t *slots) {
+    CARRY_OPERATOR(ctx, operators, take_slots, &pool)
+    CARRY_TRY(expect_same_rows(ctx, &to, &pool));
+    return operators->take_slots(ctx, to, pool, slots);
+}
+
+carry_status carry_put_slots(carry_ctx *ctx, carry_tensor pool, carry_tensor from, const int32_t *slots) {
+    CARRY_OPERATOR(ctx, operators, put_slots, &pool)
+    CARRY_TRY(expect_same_rows(ctx, &pool, &from));
+    return operators->put_slots(ctx, pool, from, slots);
+}
+
 carry_status carry_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows) {
     CARRY_OPERATOR(ctx, operators, put_rows, &to)
     CARRY_TRY(expect_same_rows(ctx, &to, &from));
@@ -79,6 +91,24 @@ carry_status carry_cpu_copy_slots(carry_ctx *ctx, carry_tensor pool, const int32
                                   int64_t count) {
     copying j = {.data = pool.data, .bytes = row_bytes(&pool), .each = COPIED, .to = to, .from = from};
     carry_parallel(ctx, count * (int64_t)((j.bytes + COPIED - 1) / COPIED), 1, copy_range, &j);
+    return CARRY_OK;
+}
+
+carry_status carry_cpu_take_slots(carry_ctx *ctx, carry_tensor to, carry_tensor pool, const int32_t *slots) {
+    (void)ctx;
+    const size_t bytes = row_bytes(&pool);
+    for (int64_t i = 0; i < to.shape[0]; i++) {
+        memcpy((char *)to.data + (size_t)i * bytes, (const char *)pool.data + (size_t)slots[i] * bytes, bytes);
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_cpu_put_slots(carry_ctx *ctx, carry_tensor pool, carry_tensor from, const int32_t *slots) {
+    (void)ctx;
+    const size_t bytes = row_bytes(&pool);
+    for (int64_t i = 0; i < from.shape[0]; i++) {
+        memcpy((char *)pool.data + (size_t)slots[i] * bytes, (const char *)from.data + (size_t)i * bytes, bytes);
+    }
     return CARRY_OK;
 }
 

@@ -31,8 +31,28 @@ typedef struct carry_conv_step_args {
 } carry_conv_step_args;
 carry_status carry_conv_step(carry_ctx *ctx, const carry_conv_step_args *args);
 
+/* carry_conv for pieces of several sequences, for several inputs. Piece i has rows starts[i] to starts[i + 1] - 1 of x
+   and y. The W - 1 inputs before its first row are row slots[i] of `tails`, which then gets its last W - 1 inputs. */
+typedef struct carry_conv_pieces_args {
+    carry_conv_step_map map[CARRY_CONV_STEP_MAPS]; /* x and y: [starts[pieces], channels] or more rows */
+    int maps;                                      /* number of maps, which share type, rows and W */
+    int64_t pieces;
+    const int64_t *starts; /* [pieces + 1], ascending, in host memory */
+    const int32_t *slots;  /* [pieces], no slot twice, in host memory */
+} carry_conv_pieces_args;
+carry_status carry_conv_pieces(carry_ctx *ctx, const carry_conv_pieces_args *args);
+/* The same by a call of carry_conv for each map of each piece. */
+carry_status carry_conv_each_piece(carry_ctx *ctx, const carry_conv_pieces_args *args);
+/* Checks a map of either call; `first` is the first map. */
+carry_status carry_conv_expect_map(carry_ctx *ctx, const carry_conv_step_map *map, const carry_conv_step_map *first);
+
 /* pool[to[i]] = pool[from[i]] for i < count: pool [R, n]. `to` has no row twice, and no row is in both lists. */
 carry_status carry_copy_slots(carry_ctx *ctx, carry_tensor pool, const int32_t *to, const int32_t *from, int64_t count);
+
+/* to[i] = pool[slots[i]], and pool[slots[i]] = from[i]: pool [R, n], to and from [B, n], of one type. Put: no slot
+   twice. */
+carry_status carry_take_slots(carry_ctx *ctx, carry_tensor to, carry_tensor pool, const int32_t *slots);
+carry_status carry_put_slots(carry_ctx *ctx, carry_tensor pool, carry_tensor from, const int32_t *slots);
 
 /* to[rows[i]] = from[i]: to [R, n], from [T, n], of one type. `rows` has no row twice. */
 carry_status carry_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows);

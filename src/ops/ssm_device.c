@@ -55,6 +55,7 @@ carry_ssm_layout carry_ssm_layout_of(const carry_ssm_args *args, void *workspace
         l.dstate = floats(&arena, l.items, l.tiles ? l.P * N / 2 : l.P * N);
         l.da = floats(&arena, l.items, L);
         l.dG = floats(&arena, l.items, L);
+        l.dG_states = l.tiles ? floats(&arena, l.items, L) : NULL;
         l.sums = carry_arena_take(&arena, (size_t)(l.items * 3), sizeof(double));
     }
     if (backward && !l.tiles) {

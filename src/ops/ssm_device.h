@@ -30,6 +30,7 @@ typedef struct carry_ssm_layout {
     float *dstate;
     float *dy, *K, *t, *u, *r, *db, *dc; /* shapes: dy, t like x; K like M; u, r, db, dc like b */
     float *da, *dG;                      /* [items, L]: gradients of a, and of G */
+    float *dG_states;                    /* with tiles: a part of dG that is added to it, or NULL */
     double *sums;                        /* [items, 3]: gradients of A_log, dt_bias and D */
 } carry_ssm_layout;
 

@@ -129,8 +129,11 @@ extern "C" {
     X(relative_softmax, CARRY_REAL,                                                                                    \
       (carry_ctx * ctx, carry_tensor p, carry_tensor scores, carry_tensor bias, int64_t keys))                         \
     X(conv_step, CARRY_REAL, (carry_ctx * ctx, const carry_conv_step_args *args))                                      \
+    X(conv_pieces, CARRY_REAL, (carry_ctx * ctx, const carry_conv_pieces_args *args))                                  \
     X(copy_slots, CARRY_REAL,                                                                                          \
       (carry_ctx * ctx, carry_tensor pool, const int32_t *to, const int32_t *from, int64_t count))                     \
+    X(take_slots, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor pool, const int32_t *slots))             \
+    X(put_slots, CARRY_REAL, (carry_ctx * ctx, carry_tensor pool, carry_tensor from, const int32_t *slots))            \
     X(put_rows, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from, const int64_t *rows))                \
     X(take_pages, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from, const int32_t *pages))             \
     X(rotary_turns, "f32", (carry_ctx * ctx, carry_tensor table, const int64_t *positions, const float *rates))        \

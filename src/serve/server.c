@@ -41,6 +41,7 @@ static carry_status open_server(carry_ctx *ctx, carry_lm_server *s, const carry_
                                                   .port = options->port,
                                                   .token = options->key,
                                                   .open = options->open,
+                                                  .advice = "give --api-key-file FILE, or --open to serve without one",
                                                   .hosts = options->hosts,
                                                   .origins = options->origins,
                                                   .public_paths = carry_serve_page_paths(),

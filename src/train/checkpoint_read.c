@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/error.h"
 #include "file/safetensors.h"
@@ -119,6 +120,11 @@ static carry_status find_newest(carry_ctx *ctx, carry_found *found, const char *
     const carry_checkpoint_search search = {.check = check_step, .skip = note_skipped, .user = &user};
     char folder[CARRY_FILE_PATH];
     int64_t count = 0;
+    if (access(path, F_OK) != 0 && errno == ENOENT) {
+        return carry_fail(ctx, CARRY_ENOTFOUND,
+                          "there is no folder %s: --resume takes the folder of a training, or one of its checkpoints",
+                          path);
+    }
     const carry_status status = carry_checkpoint_newest(ctx, folder, path, &count, &search);
     if (status == CARRY_OK || (count == 0 && status != CARRY_ENOTFOUND)) {
         return status;

@@ -8,7 +8,8 @@
 #include "carry/device.h"
 #include "comm/rates.h"
 #include "core/error.h"
-#include "file/checkpoint_files.h"
+#include "file/checkpoint.h"
+#include "file/hub_cache.h"
 #include "core/memory.h"
 #include "model/lm/adapter.h"
 #include "model/lm/families/fla.h"
@@ -113,9 +114,6 @@ static carry_status make_model(carry_training *t) {
                           t->material.task != NULL ? "task" : "tokenizer", tokens, config.vocab_size);
     }
     const char *folder = weights_folder(t);
-    if (folder != NULL && folder == t->options.model) { /* a checkpoint that was found is already verified */
-        CARRY_TRY(carry_checkpoint_verify_model(t->ctx, folder));
-    }
     const int gpus = carry_device_count() - 1;
     const int device =
         t->hooks->device > 0 && t->hooks->spreads && gpus > 1 ? 1 + carry_comm_rank(t->comm) % gpus : t->hooks->device;
@@ -276,12 +274,29 @@ static void tell_start(const carry_training *t) {
                                            .memory_plan = &t->memory_plan});
 }
 
+/* Replaces --model by the folder that it names: hf:OWNER/NAME by the one in the cache of the hub, the folder of a
+   training by its newest checkpoint. The folder's files are verified. */
+static carry_status resolve_model(carry_training *t) {
+    carry_train_options *o = &t->options;
+    char found[CARRY_FILE_PATH];
+    char folder[CARRY_FILE_PATH];
+    if (o->model[0] == '\0' || (t->loop.found.step >= 0 && !carry_train_has_adapter(o))) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_hub_resolve(t->ctx, found, o->model));
+    CARRY_TRY(carry_checkpoint_resolve(t->ctx, folder, found));
+    return snprintf(o->model, sizeof o->model, "%s", folder) < (int)sizeof o->model
+               ? CARRY_OK
+               : carry_fail(t->ctx, CARRY_ESIZE, "the path %.60s... is too long", folder);
+}
+
 carry_status carry_training_open(carry_training *t) {
     carry_train_options *o = &t->options;
     carry_steps_init(&t->loop, t->comm, o->out, &t->hooks->sink);
     CARRY_TRY(carry_train_options_check(t->ctx, o, carry_comm_size(t->comm)));
     CARRY_TRY(carry_grid_open(t->comm, &t->grid, (int)o->sequence_ranks));
     CARRY_TRY(carry_steps_find(&t->loop, t->hooks->resume));
+    CARRY_TRY(resolve_model(t));
     CARRY_TRY(find_held_back(t));
     const char *has_tokenizer = t->loop.found.step >= 0                          ? t->loop.found.path
                                 : o->model[0] != '\0' && o->tokenizer[0] == '\0' ? o->model

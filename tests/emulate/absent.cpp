@@ -10,6 +10,7 @@
 #include "ops/cuda/conv2d.cuh"
 #include "ops/cuda/quantised_linear.cuh"
 #include "ops/cuda/grouped_modes.cuh"
+#include "ops/cuda/ssm.cuh"
 #include "scan/cuda/dense_hopper.cuh"
 
 extern "C" {
@@ -64,6 +65,26 @@ carry_status carry_grouped_hopper_bf16(carry_ctx *, const grouped_job &, grouped
 }
 
 carry_status carry_grouped_hopper_f16(carry_ctx *, const grouped_job &, grouped_mode, const place &, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status ssm_hopper_bf16(carry_ctx *, const place &, const ssm_job &, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status ssm_hopper_f16(carry_ctx *, const place &, const ssm_job &, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status ssm_hopper_backward_bf16(carry_ctx *, const place &, const ssm_job &, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status ssm_hopper_backward_f16(carry_ctx *, const place &, const ssm_job &, bool *done) {
     *done = false;
     return CARRY_OK;
 }

@@ -219,7 +219,7 @@ static void answers_have_the_same_bits_beside_others(void **unused) {
 /* Requests of random lengths, a third of them cancelled; CARRY_ENGINE_REQUESTS=100000 for a long run. */
 static void many_requests_are_answered_as_alone(void **unused) {
     (void)unused;
-    enum { KINDS = 12, UNDER_WAY = 96 };
+    enum { KINDS = 12, UNDER_WAY = 96, PROGRESS = 10000 };
     static const int64_t lengths[KINDS] = {1, 2, 3, 5, 9, 12, 17, 23, 30, 41, 64, 65};
     static const int64_t tokens[KINDS] = {20, 3, 9, 1, 14, 5, 18, 2, 11, 7, 16, 4};
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -237,6 +237,7 @@ static void many_requests_are_answered_as_alone(void **unused) {
     size_t held_there = 0; /* by this process alone: other tests may use the same GPU */
     double held = 0.0;
     int64_t submitted = 0;
+    int64_t reported = 0;
     int64_t cancelled = 0;
     for (bool is_busy = true; is_busy || submitted < count;) {
         for (int i = 0; i < UNDER_WAY && submitted < count; i++) {
@@ -252,6 +253,10 @@ static void many_requests_are_answered_as_alone(void **unused) {
         if (held == 0.0 && submitted > count / 2) {
             held = carry_resident_bytes();
             held_there = carry_device_held(ctx, 1);
+        }
+        if (submitted >= reported + PROGRESS) {
+            reported = submitted;
+            print_message("%lld requests after %.1f s\n", (long long)submitted, carry_seconds() - begin);
         }
         carry_engine_event event = {CARRY_INIT(carry_engine_event)};
         assert_ok(ctx, carry_engine_step(engine, &is_busy));

@@ -69,9 +69,10 @@ static void test_texts_are_those_of_their_prompts_alone(void **state) {
     (void)state;
     static const int64_t lengths[] = {1, 63, 64, 65, 127, 128, 129, 500, 1023, 1024, 1025, 3000};
     int32_t ids[CONTEXT];
-    for (int variant = 0; variant < 16; variant++) {
+    for (int variant = 0; variant < 32; variant++) {
         bench b = open_bench_with((variant & 1) != 0, (variant & 2) != 0, (variant & 4) != 0 ? SIZE_MAX : 0,
                                   (variant & 8) != 0 ? 600 : 0);
+        b.runner->head.reads_singly = (variant & 16) != 0;
         engine_text texts[12] = {0};
         uint64_t random = 5;
         engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
@@ -309,6 +310,35 @@ static void test_memory_does_not_grow(void **state) {
         assert_true(grown < 4e6); /* the tree has at most a node for each page: 400 of 400 bytes */
     }
     close_bench(&b);
+}
+
+/* A runner that reads token by token keeps texts waiting for the longest piece of a step. */
+static void test_pieces_read_singly_are_short_beside_texts(void **state) {
+    (void)state;
+    int32_t ids[CONTEXT];
+    uint64_t random = 43;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    for (int singly = 0; singly < 2; singly++) {
+        bench b = open_bench(true, true, 0);
+        b.runner->head.reads_singly = singly != 0;
+        engine_text texts[2] = {0};
+        const carry_sequence_options first = options_of(ids, 3, 200, &texts[0]);
+        const carry_sequence_options second = options_of(ids, 300, 5, &texts[1]);
+        bool is_busy = true;
+        submit(&b, &first, 1);
+        while (texts[0].count < 10) {
+            assert_ok(b.ctx, carry_scheduler_step(b.scheduler, &is_busy));
+        }
+        submit(&b, &second, 2);
+        engine_run(b.scheduler);
+        assert_true(singly ? b.runner->most_pieces <= 8 : b.runner->most_pieces >= 64);
+        assert_text(&b, &texts[0], ids, 3, &first.sampling);
+        assert_text(&b, &texts[1], ids, 300, &second.sampling);
+        engine_text_free(&texts[0]);
+        engine_text_free(&texts[1]);
+        all_is_free(&b);
+        close_bench(&b);
+    }
 }
 
 /* Time is simulated: 1 ms for a step, 10 us for each token of a prompt. */
@@ -551,6 +581,7 @@ int main(void) {
         cmocka_unit_test(test_random_conversations_are_the_same_with_the_cache),
         cmocka_unit_test(test_cancelled_and_failed_requests_leave_others_unchanged),
         cmocka_unit_test(test_memory_does_not_grow),
+        cmocka_unit_test(test_pieces_read_singly_are_short_beside_texts),
         cmocka_unit_test(test_a_long_prompt_leaves_texts_half_their_rate),
         cmocka_unit_test(test_short_prompts_pass_long_ones),
         cmocka_unit_test(test_equal_prompts_end_in_turn),

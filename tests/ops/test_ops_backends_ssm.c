@@ -102,6 +102,10 @@ static void case_tiles(carry_dtype type) {
     one(type, &(shape){.B = 1, .T = 65, .n = 2, .P = 64, .G = 2, .N = 64, .low = 3.0f, .high = 7.0f});
     one(type, &(shape){.B = 1, .T = 150, .n = 2, .P = 64, .G = 1, .N = 128, .cuts = cuts, .sequences = 5});
     one(type, &(shape){.B = 1, .T = 2100, .n = 2, .P = 64, .G = 1, .N = 64, .low = -5.0f}); /* in segments */
+    one(type, &(shape){.B = 1, .T = 2100, .n = 2, .P = 64, .G = 1, .N = 128, .low = -5.0f});
+    one(type, &(shape){.B = 2, .T = 129, .n = 6, .P = 64, .G = 1, .N = 128, .low = -30.0f, .high = -30.0f});
+    one(type, &(shape){.B = 2, .T = 190, .n = 8, .P = 64, .G = 2, .N = 128, .low = 3.0f, .high = 7.0f});
+    one(type, &(shape){.B = 1, .T = 100, .n = 3, .P = 64, .G = 1, .N = 128, .low = -3.0f}); /* an odd number of heads */
 }
 
 /* One token for sequences whose states are in slots. */

@@ -172,6 +172,7 @@ class Engine:
             cache_host, cache_dir: bytes of host memory and a folder for states that leave the device.
             same_bits: the same results whatever runs beside a request.
             draft: "ngram": guess next tokens from the text itself and verify them together; the same text, sooner.
+                "mtp": guess with the checkpoint's multi-token heads.
             draft_tokens: guesses of a text in a step.
         """
         self._context = _context.Context(_context._threads)

@@ -53,8 +53,10 @@ def test_guesses_change_nothing(folder):
         assert request.result() == plain
         assert request.drafted_tokens >= request.accepted_tokens >= 0 and request.drafted_tokens >= 3
         assert engine.statistics()["drafted_tokens"] == request.drafted_tokens
-    with pytest.raises(ValueError, match="draft 'bigram': expected ngram or none"):
+    with pytest.raises(ValueError, match="draft 'bigram': expected ngram, mtp or none"):
         libcarry.Engine(folder, draft="bigram")
+    with pytest.raises(NotImplementedError, match="has no multi-token heads"):
+        libcarry.Engine(folder, draft="mtp")
 
 
 def test_tokens_come_one_by_one_and_can_be_cancelled(engine):

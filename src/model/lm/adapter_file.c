@@ -1,12 +1,14 @@
 /* Folders of adapters in PEFT's format, and merging them into weights. */
 #include "model/lm/adapter.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "carry/ops.h"
 #include "core/context.h"
@@ -15,6 +17,7 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "file/checkpoint.h"
+#include "file/hub_cache.h"
 #include "file/safetensors.h"
 #include "model/lm/families/family.h"
 #include "model/lm/lm_names.h"
@@ -143,7 +146,12 @@ static carry_status open_folder(carry_lm *lm, opened *o, const char *from) {
     char path[CARRY_FILE_PATH];
     carry_json *root;
     *o = (opened){.lm = lm};
-    CARRY_TRY(carry_checkpoint_resolve(lm->ctx, o->folder, from));
+    CARRY_TRY(carry_hub_resolve(lm->ctx, path, from)); /* hf:OWNER/NAME */
+    if (access(path, F_OK) != 0 && errno == ENOENT) {
+        return carry_fail(lm->ctx, CARRY_ENOTFOUND, "there is no folder %s: an adapter is a folder with %s and %s",
+                          path, CARRY_ADAPTER_CONFIG, CARRY_ADAPTER_WEIGHTS);
+    }
+    CARRY_TRY(carry_checkpoint_resolve(lm->ctx, o->folder, path));
     CARRY_TRY(carry_file_in(lm->ctx, path, o->folder, CARRY_ADAPTER_CONFIG));
     CARRY_TRY(carry_json_read(lm->ctx, &root, path, CONFIG_BYTES));
     carry_status status = read_config(o, root, path);

@@ -1,4 +1,4 @@
-/* The parameters of a language model: their list and start values. */
+/* The parameters of a language model: their list. lm_init.c has their start values. */
 #include "model/lm/lm.h"
 
 #include <inttypes.h>
@@ -12,6 +12,7 @@
 #include "core/file.h"
 #include "model/lm/adapter.h"
 #include "model/lm/families/family.h"
+#include "model/lm/lm_heads.h"
 #include "model/lm/lm_names.h"
 #include "model/lm/lm_pass.h"
 #include "model/lm/lm_quantised.h"
@@ -152,10 +153,24 @@ static void list_layer(carry_lm *lm, int64_t layer) {
     list_sublayer(lm, layer, &l->feedforward, CARRY_LM_MIXERS + feedforward, norms[1], f->feedforward[feedforward]);
 }
 
+static void list_heads(carry_lm *lm) {
+    const carry_lm_config *c = &lm->config;
+    lm->embeddings = lm->head = -1;
+    lm->join = add_named(lm, "mtp.fc.weight", carry_lm_matrix(c->hidden_size, 2 * c->hidden_size));
+    lm->join_embedding = add_named(lm, "mtp.pre_fc_norm_embedding.weight", norm_of(c));
+    lm->join_hidden = add_named(lm, "mtp.pre_fc_norm_hidden.weight", norm_of(c));
+    list_layer(lm, 0);
+    lm->norm = add_named(lm, c->family->norm, norm_of(c));
+}
+
 static void list_parameters(carry_lm *lm) {
     const carry_lm_config *c = &lm->config;
     carry_lm_parameter table = carry_lm_matrix(c->vocab_size, c->hidden_size);
     table.is_table = true;
+    if (carry_lm_is_heads(lm)) {
+        list_heads(lm);
+        return;
+    }
     lm->embeddings = add_named(lm, c->family->embeddings, table);
     for (int64_t layer = 0; layer < c->num_hidden_layers; layer++) {
         list_layer(lm, layer);
@@ -183,6 +198,7 @@ typedef struct weights_options {
     const char *folder;               /* NULL: none */
     bool maps;                        /* matrices stay in the mapped file */
     const carry_quant_format *format; /* format of random matrices; NULL: they are not quantised */
+    const carry_lm *tables;           /* for multi-token heads: their model */
     carry_dtype narrow;               /* experts are kept in this type only; CARRY_F32: all weights have f32 masters */
 } weights_options;
 
@@ -194,7 +210,7 @@ static carry_status make(carry_lm *lm, int device, const weights_options *o) {
     if (lm->layer == NULL) {
         return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: a model of %" PRId64 " layers", layers);
     }
-    CARRY_TRY(carry_parameters_open(lm->ctx, &lm->own, device, layers * 2 * (CARRY_LM_SLOTS + 1) + 3));
+    CARRY_TRY(carry_parameters_open(lm->ctx, &lm->own, device, layers * 2 * (CARRY_LM_SLOTS + 1) + 4));
     list_parameters(lm);
     lm->own.names = lm->config.family->files;
     lm->own.other = lm->own.names != NULL ? carry_lm_other_name : NULL;
@@ -223,6 +239,7 @@ static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_co
     }
     lm->ctx = ctx;
     lm->config = *config;
+    lm->tables = o->tables != NULL ? o->tables : lm;
     carry_status status = make(lm, device, o);
     if (status != CARRY_OK) {
         carry_lm_free(lm);
@@ -257,6 +274,50 @@ carry_status carry_lm_new_quantised(carry_ctx *ctx, carry_lm **made, const carry
     return new_model(ctx, made, config, device, &(weights_options){.format = format, .narrow = narrow});
 }
 
+/* The family of a model's multi-token heads: other names of tensors. */
+typedef struct heads_family {
+    carry_lm_family family; /* first: carry_lm_free frees it */
+    carry_lm_file_names names;
+} heads_family;
+
+/* Tensors of the model itself are surplus to its heads. */
+static bool is_of_model(const void *unused, const carry_weights *weights, const char *name) {
+    (void)unused;
+    (void)weights;
+    (void)name;
+    return true;
+}
+
+carry_status carry_lm_new_heads(carry_lm *model, carry_lm **made) {
+    const carry_lm_family *family = model->config.family;
+    carry_lm_config config = model->config;
+    *made = NULL;
+    heads_family *own = malloc(sizeof *own);
+    if (own == NULL) {
+        return carry_fail(model->ctx, CARRY_EMEMORY, "out of memory: multi-token heads");
+    }
+    own->family = *family;
+    own->family.prefix = "mtp.";
+    own->family.norm = "mtp.norm.weight";
+    own->family.files = &own->names;
+    own->names = (carry_lm_file_names){.prefix = "mtp.", .pieces = family->files->pieces};
+    config.family = &own->family;
+    family->set_heads(&config);
+    const weights_options o = {.folder = model->folder, .maps = true, .tables = model, .narrow = CARRY_F32};
+    carry_status status = new_model(model->ctx, made, &config, model->own.device, &o);
+    if (status != CARRY_OK) {
+        free(own);
+        return status;
+    }
+    (*made)->heads_family = &own->family;
+    status = carry_parameters_load(&(*made)->own, model->folder, is_of_model, NULL);
+    if (status != CARRY_OK) {
+        carry_lm_free(*made);
+        *made = NULL;
+    }
+    return status;
+}
+
 void carry_lm_free(carry_lm *lm) {
     if (lm != NULL) {
         carry_lm_unpack(lm);
@@ -264,75 +325,9 @@ void carry_lm_free(carry_lm *lm) {
         carry_parameters_free(&lm->own);
         free(lm->layer);
         free(lm->folder);
+        free(lm->heads_family);
         free(lm);
     }
-}
-
-static carry_status start(const void *model, const carry_parameter *p, carry_tensor whole, uint64_t seed) {
-    const carry_lm *lm = model;
-    float *w = whole.data;
-    uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
-    switch (p->start) {
-    case CARRY_LM_NORMAL:
-        return carry_random_normal(lm->ctx, whole, seed, stream, 0.0f, (float)lm->config.initializer_range);
-    case CARRY_LM_ONES:
-        for (int64_t i = 0; i < p->count; i++) {
-            w[i] = 1.0f;
-        }
-        return CARRY_OK;
-    case CARRY_LM_ZEROS:
-        return carry_zero(lm->ctx, whole);
-    case CARRY_LM_DECAY_RATE:
-        CARRY_TRY(carry_random_uniform(lm->ctx, whole, seed, stream, 0.0f, 16.0f));
-        for (int64_t i = 0; i < p->count; i++) {
-            w[i] = logf(fmaxf(w[i], 1e-6f)); /* U(0, 16) may be 0 */
-            w[i] += lm->forget > 0.0 ? (float)log(lm->forget) : 0.0f;
-        }
-        return CARRY_OK;
-    case CARRY_LM_STEP_BIAS:
-        CARRY_TRY(carry_random_uniform(lm->ctx, whole, seed, stream, logf(0.001f), logf(0.1f)));
-        for (int64_t i = 0; i < p->count; i++) {
-            float step = fmaxf(expf(w[i]), 1e-4f);
-            w[i] = step + logf(-expm1f(-step)); /* softplus of it is step */
-        }
-        return CARRY_OK;
-    }
-    return CARRY_OK;
-}
-
-carry_status carry_lm_init(carry_lm *lm, uint64_t seed) {
-    return carry_parameters_start(&lm->own, start, lm, seed);
-}
-
-/* Initialises a parameter without normally distributed values: it is small and is computed in host memory. */
-static carry_status start_by_host(carry_lm *lm, int64_t index, uint64_t seed) {
-    const carry_parameter *p = &lm->own.parameter[index];
-    float *values = malloc((size_t)p->count * sizeof *values);
-    if (values == NULL) {
-        return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
-    }
-    carry_status status = start(lm, p, carry_view(values, CARRY_F32, p->rank, p->shape), seed);
-    status =
-        status == CARRY_OK ? carry_parameters_upload(&lm->own, lm->own.weights, p->wide, values, p->count) : status;
-    free(values);
-    return status;
-}
-
-carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed) {
-    for (int64_t i = 0; i < lm->own.parameters; i++) {
-        const carry_parameter *p = &lm->own.parameter[i];
-        if (p->format != NULL) {
-            CARRY_TRY(carry_lm_start_quantised(lm, i, seed, carry_crc32c(0, p->name, strlen(p->name))));
-            continue;
-        }
-        const uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
-        const carry_tensor flat = p->wide < 0 ? carry_parameters_low(&lm->own, p->offset, p->count)
-                                              : carry_parameters_flat(&lm->own, lm->own.weights, p->wide, p->count);
-        CARRY_TRY(p->start == CARRY_LM_NORMAL
-                      ? carry_random_fill(lm->ctx, flat, seed, stream, 0.0f, (float)lm->config.initializer_range)
-                      : start_by_host(lm, i, seed));
-    }
-    return carry_parameters_round(&lm->own);
 }
 
 carry_status carry_lm_want_gradients(carry_lm *lm) {

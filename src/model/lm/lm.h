@@ -28,9 +28,13 @@ typedef struct carry_lm {
     carry_lm_config config;
     carry_parameters own; /* embeddings; layer after layer; norm; lm_head (not when tied) */
     carry_lm_layer *layer;
-    int64_t embeddings, norm, head;   /* head is embeddings when tied */
-    struct carry_lm_adapter *adapter; /* adapter.h; NULL: none */
-    double forget;                    /* used by init: a factor on the heads' initial decay rate; 0 means 1 */
+    int64_t embeddings, norm, head; /* head is embeddings when tied */
+    const struct carry_lm *tables;  /* the model whose embeddings and head are used: itself, except for multi-token
+                                       heads (lm_heads.h), which have neither */
+    int64_t join, join_embedding, join_hidden; /* of multi-token heads: a matrix and two norms */
+    struct carry_lm_family *heads_family;      /* of multi-token heads; NULL: none */
+    struct carry_lm_adapter *adapter;          /* adapter.h; NULL: none */
+    double forget;                             /* used by init: a factor on the heads' initial decay rate; 0 means 1 */
     int64_t prompted; /* prompt tokens read so far, counted until carry_lm_pack decides whether to pack */
     bool is_settled;
     void *panels; /* packed weights of the layers (lm_packed.c); NULL: every product packs its own */
@@ -57,6 +61,8 @@ carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm
 /* For a model that is only read, with weights in bf16 or f16: its experts have no f32 masters. */
 carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  carry_dtype dtype);
+/* For carry_lm_heads_open: the multi-token heads of a model, loaded from its folder. */
+carry_status carry_lm_new_heads(carry_lm *model, carry_lm **made);
 void carry_lm_free(carry_lm *lm);
 /* Sets the start values, which depend only on the seed and the parameter's name. */
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
@@ -146,6 +152,10 @@ typedef struct carry_lm_args {
     const struct carry_lm_places *places;
     carry_tensor losses; /* output, [rows of the call], f32, on the model's device: the loss of each label, 0 where it
                             is -100. Needs places, labels, and a pass with `scores` */
+    carry_tensor normed; /* output for calls with places, [rows of the call, hidden_size], in the pass's type: the last
+                            norm of every row. May be absent */
+    carry_tensor before; /* for multi-token heads (lm_heads.h), of the same shape: the hidden state of the token before
+                            each. Without logits and `normed`, only keys and values are computed */
     double *loss;        /* output: the sum of the loss over counted tokens; the call waits for it. NULL: not wanted */
     carry_tensor total;  /* [2], f64, on the model's device: the call adds the sum of the loss and the number of counted
                             tokens, without waiting. May be absent */

@@ -8,6 +8,7 @@
 #include "model/lm/lm_pass.h"
 
 #define NORMS_OF_LAYER 4 /* before the mixer, before the feed-forward, of queries, of keys */
+#define OTHER_NORMS 3    /* the last, and two of multi-token heads */
 
 struct carry_lm_factors {
     int64_t most, count, widest;
@@ -27,7 +28,7 @@ void carry_lm_factors_free(carry_lm_pass *pass) {
 
 carry_status carry_lm_factors_new(carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
-    const int64_t most = NORMS_OF_LAYER * c->num_hidden_layers + 1;
+    const int64_t most = NORMS_OF_LAYER * c->num_hidden_layers + OTHER_NORMS;
     struct carry_lm_factors *f = calloc(1, sizeof *f + (size_t)most * sizeof f->of[0]);
     if (f == NULL) {
         return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");

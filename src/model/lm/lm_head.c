@@ -27,7 +27,8 @@ static carry_status write_pooled_logits(carry_lm_pass *pass, const carry_lm_args
     const carry_tensor x = carry_slice(pass->last_x, 0, h.shape[0]);
     CARRY_TRY(carry_lm_norm(pass, x, h, carry_lm_weight(lm, lm->norm)));
     CARRY_TRY(carry_lm_scale(pass, x, x, pass->logits_factor));
-    return carry_linear(pass->ctx, args->logits, x, carry_parameters_product(&lm->own, lm->head), false);
+    const carry_lm *tables = lm->tables;
+    return carry_linear(pass->ctx, args->logits, x, carry_parameters_product(&tables->own, tables->head), false);
 }
 
 static carry_status write_logits(carry_lm_pass *pass, const carry_lm_args *args) {
@@ -58,6 +59,9 @@ carry_status carry_lm_head(carry_lm_pass *pass, const carry_lm_args *args, int64
     if (args->labels.data != NULL || (args->logits.data != NULL && !args->last_logits)) {
         CARRY_TRY(carry_lm_norm(pass, pass->last, h, w));
         CARRY_TRY(carry_lm_scale(pass, pass->last, pass->last, pass->logits_factor));
+    }
+    if (args->normed.data != NULL) {
+        CARRY_TRY(carry_lm_norm(pass, args->normed, h, w));
     }
     if (args->logits.data != NULL) {
         CARRY_TRY(args->places != NULL ? write_pooled_logits(pass, args) : write_logits(pass, args));

@@ -3,6 +3,7 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
+#include "model/lm/lm_heads.h"
 #include "model/lm/lm_pass.h"
 #include "ops/video.h"
 
@@ -82,12 +83,17 @@ carry_status carry_lm_project_all(const carry_lm_call *call, const int *slots, c
 }
 
 /* The rows [*first, *first + *count) of a layer's output that are read. These are all rows, except in the last layer of
-   a prompt if only the last logits are wanted, or none. For the last logits READ_ROWS rows are computed instead of one:
-   their results have the same bits as in a product of all rows, which those of a single row would not. */
+   a prompt if only the last logits are wanted, or none, and for multi-token heads that only read tokens. For the last
+   logits READ_ROWS rows are computed instead of one: their results have the same bits as in a product of all rows,
+   which those of a single row would not. */
 #define READ_ROWS 64
 
 static void rows_read(const carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, int64_t *first,
                       int64_t *count) {
+    if (carry_lm_is_heads(pass->lm) && args->logits.data == NULL && args->normed.data == NULL) {
+        *first = *count = 0;
+        return;
+    }
     const bool ends = layer == pass->lm->config.num_hidden_layers - 1 && pass->options.forward_only;
     const bool whole = !ends || pass->lm->own.device != 0 || pass->options.batch > 1 || pass->options.sequences > 0 ||
                        pass->options.pooled > 0 || args->labels.data != NULL || !args->last_logits;

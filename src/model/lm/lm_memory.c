@@ -2,6 +2,7 @@
 #include "model/lm/lm_pass.h"
 
 #include "core/tensor.h"
+#include "model/lm/lm_heads.h"
 
 carry_tensor carry_lm_take(const carry_lm_pass *pass, carry_arena *arena, carry_dtype dtype, int64_t width) {
     return carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, (const int64_t[]){pass->tokens, width});
@@ -163,6 +164,7 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
     take_layers(pass, arena);
     const int64_t lasts[] = {pass->options.pooled > 0 ? pass->options.pooled : pass->options.batch, c->hidden_size};
     pass->last = carry_lm_take(pass, arena, dtype, c->hidden_size);
+    pass->joined = carry_lm_is_heads(pass->lm) ? carry_lm_take(pass, arena, dtype, 2 * c->hidden_size) : absent;
     pass->last_h = carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, lasts);
     pass->last_x = carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, lasts);
     pass->losses = take_1d(pass, arena, CARRY_F32, pass->tokens);

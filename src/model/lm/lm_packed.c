@@ -62,7 +62,7 @@ static carry_status each_weight_of(carry_lm *lm, const carry_lm_sublayer *own, v
 
 /* Visits the weights of all layers and the head in the form in which their products name them. */
 static carry_status each_weight(carry_lm *lm, visit seen, size_t *at) {
-    CARRY_TRY(seen(lm, carry_parameters_product(&lm->own, lm->head), at));
+    CARRY_TRY(lm->head >= 0 ? seen(lm, carry_parameters_product(&lm->own, lm->head), at) : CARRY_OK);
     for (int64_t i = 0; i < lm->config.num_hidden_layers; i++) {
         CARRY_TRY(each_weight_of(lm, &lm->layer[i].mixer, seen, at));
         CARRY_TRY(each_weight_of(lm, &lm->layer[i].feedforward, seen, at));

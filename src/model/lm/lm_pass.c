@@ -13,6 +13,7 @@
 #include "core/tensor.h"
 #include "model/host.h"
 #include "model/lm/adapter.h"
+#include "model/lm/lm_heads.h"
 #include "model/lm/places.h"
 #include "ops/linear.h"
 
@@ -117,7 +118,7 @@ static void describe(carry_lm_pass *pass) {
 static carry_status open_fixed(carry_lm_pass *pass) {
     const carry_parameters *own = &pass->lm->own;
     int64_t in = 1;
-    int64_t out = 1;
+    int64_t out = pass->lm->config.vocab_size; /* also for multi-token heads, which use another model's head */
     for (int64_t i = 0; i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];
         out = p->rank == 2 && p->shape[0] > out ? p->shape[0] : out;
@@ -266,6 +267,7 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
         }
         CARRY_TRY(carry_tensor_expect(ctx, "losses", &args->losses, 1, &o->tokens));
     }
+    CARRY_TRY(carry_lm_heads_check(pass, args));
     if (args->last_logits && o->sequences > 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "last_logits is not for packed sequences");
     }
@@ -358,8 +360,9 @@ static carry_status run(carry_lm_pass *pass, const carry_lm_args *args, void *me
     }
     CARRY_TRY(fill_factors(pass));
     CARRY_TRY(carry_lm_adapter_begin(pass));
-    CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm, lm->embeddings), pass->ids));
+    CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm->tables, lm->tables->embeddings), pass->ids));
     CARRY_TRY(carry_lm_scale(pass, pass->h[0], pass->h[0], pass->embedding_factor));
+    CARRY_TRY(carry_lm_is_heads(lm) ? carry_lm_heads_join(pass, args) : CARRY_OK);
     for (int64_t layer = 0; layer < layers; layer++) {
         CARRY_TRY(carry_lm_layer_forward(pass, args, layer, false));
     }

@@ -50,6 +50,7 @@ struct carry_lm_pass {
     carry_tensor *h;      /* the input of each layer and the output of the last; without backward all are the same
                              tensor */
     carry_tensor last;    /* the last norm's output */
+    carry_tensor joined;  /* for multi-token heads: the input of their matrix */
     carry_tensor last_h, last_x;    /* of each sequence's last token */
     carry_tensor losses, total;     /* losses of the tokens, f32; their sum and their number, f64 */
     carry_tensor ids, labels, cuts; /* inputs of the call on the model's device; cuts is for the convolutions and may be

@@ -45,8 +45,10 @@ void carry_lm_mark_tiled(carry_lm *lm) {
             mark_slots(lm, &l->feedforward);
         }
     }
-    lm->own.parameter[lm->embeddings].may_be_tiled = true;
-    lm->own.parameter[lm->head].may_be_tiled = true;
+    if (lm->head >= 0) {
+        lm->own.parameter[lm->embeddings].may_be_tiled = true;
+        lm->own.parameter[lm->head].may_be_tiled = true;
+    }
 }
 
 void carry_lm_move_rest(carry_lm *lm) {

@@ -68,6 +68,19 @@ bool carry_lm_group_at(const carry_lm_pass *pass, const carry_lm_args *args, int
     return true;
 }
 
+bool carry_lm_group_pack(const carry_lm_args *args, carry_lm_group *group) {
+    const carry_lm_places *p = args->places;
+    if (p == NULL || p->borders == NULL || group->sequence != p->steps || p->sequences - p->steps < 2) {
+        return false;
+    }
+    *group = (carry_lm_group){.first = p->starts[p->steps],
+                              .batch = 1,
+                              .tokens = p->starts[p->sequences] - p->starts[p->steps],
+                              .sequence = p->steps,
+                              .packed = p->sequences - p->steps};
+    return true;
+}
+
 carry_tensor carry_lm_group_flat(const carry_lm_group *group, carry_tensor rows) {
     return rows.data != NULL ? carry_slice(rows, group->first, group->batch * group->tokens) : rows;
 }
@@ -130,11 +143,13 @@ carry_status carry_lm_follow(const carry_lm_call *call, const carry_lm_group *gr
 
 carry_lm_pooled_call carry_lm_pooled(const carry_lm_call *call, const carry_lm_group *group, int part) {
     const carry_lm_places *p = call->args->places;
+    const bool has_slots = group->packed > 0 || carry_lm_group_is_steps(call->args, group);
     return (carry_lm_pooled_call){.batch = group->batch,
                                   .tokens = group->tokens,
+                                  .packed = group->packed,
+                                  .borders = group->packed > 0 ? p->borders : NULL,
                                   .pool = p->pool->part[call->layer][part],
-                                  .slots =
-                                      carry_lm_group_is_steps(call->args, group) ? p->there.slots + group->first : NULL,
+                                  .slots = has_slots ? p->there.slots + group->sequence : NULL,
                                   .slot = p->slots[group->sequence]};
 }
 
@@ -152,19 +167,32 @@ static carry_status convolve_steps(const carry_lm_call *call, const carry_lm_gro
     return carry_conv_step(call->pass->ctx, &step);
 }
 
+/* All pieces of the call. */
+static carry_status convolve_pieces(const carry_lm_call *call, const carry_lm_conv *convs, int count) {
+    const carry_lm_places *p = call->args->places;
+    carry_conv_pieces_args pieces = {
+        .maps = count, .pieces = p->sequences - p->steps, .starts = p->starts + p->steps, .slots = p->slots + p->steps};
+    for (int i = 0; i < count; i++) {
+        pieces.map[i] = (carry_conv_step_map){.y = convs[i].y,
+                                              .x = convs[i].x,
+                                              .w = convs[i].w,
+                                              .tails = p->pool->part[call->layer][i],
+                                              .activation = convs[i].activation};
+    }
+    return carry_conv_pieces(call->pass->ctx, &pieces);
+}
+
+/* A group whose tails are not in a pool: without places, or with convolutions of width 1, which have no tails. */
 static carry_status convolve_one(const carry_lm_call *call, const carry_lm_group *group, const carry_lm_conv *c,
                                  int part) {
-    const carry_lm_places *p = call->args->places;
     const int64_t channels = c->x.shape[1];
     carry_conv_args conv = {.y = carry_lm_group_rows(group, c->y, 1, &channels),
                             .x = carry_lm_group_rows(group, c->x, 1, &channels),
                             .w = c->w,
-                            .cu_seqlens = p == NULL ? call->pass->cuts : (carry_tensor){0},
+                            .cu_seqlens = call->args->places == NULL ? call->pass->cuts : (carry_tensor){0},
                             .activation = c->activation};
     if (call->args->state != NULL) {
         conv.before = conv.after = call->args->state->part[call->layer][part];
-    } else if (p != NULL && p->pool->part[call->layer][part].data != NULL) {
-        conv.before = conv.after = carry_lm_pool_row(p->pool, call->layer, part, p->slots[group->sequence]);
     }
     return carry_conv(call->pass->ctx, &conv);
 }
@@ -175,7 +203,10 @@ carry_status carry_lm_convolve(const carry_lm_call *call, const carry_lm_conv *c
         p != NULL && p->pool->part[call->layer][0].data != NULL; /* false for convolutions of width 1 */
     carry_lm_group group;
     for (int64_t i = 0; carry_lm_group_at(call->pass, call->args, i, &group); i++) {
-        if (has_tails && carry_lm_group_is_steps(call->args, &group)) {
+        if (has_tails && !carry_lm_group_is_steps(call->args, &group)) {
+            return convolve_pieces(call, convs, count); /* pieces are the last groups */
+        }
+        if (has_tails) {
             CARRY_TRY(convolve_steps(call, &group, convs, count));
             continue;
         }

@@ -3,7 +3,8 @@
 
    The first `steps` sequences of a call have one token each, rows 0 to steps - 1; the others have pieces of any length,
    one after the other. A mixer computes its products for all rows together, and operators with a state group by group:
-   the steps are one group of `steps` sequences of one token, and every piece is a group of one sequence.
+   the steps are one group of `steps` sequences of one token, and every piece is a group of one sequence, or all pieces
+   are one group of packed sequences (carry_lm_group_pack).
 
    Several steps may be consecutive tokens of one text, the later ones being guesses. Each has its own slot, so that the
    state after every token is kept. Such steps are ordered in waves: wave 0 has the first token of every text, wave 1
@@ -22,6 +23,8 @@ typedef struct carry_lm_places {
     int64_t waves;          /* number of waves of steps; 0 or 1: all steps are of different texts */
     const int64_t *wave;    /* [waves + 1]: index of the first sequence of each wave */
     const int64_t *starts;  /* [sequences + 1]: index of the first row of each sequence */
+    const int64_t *borders; /* [sequences - steps + 1]: the same for pieces, from the first row of the first piece on;
+                               NULL: every piece is a group */
     const int32_t *slots;   /* [sequences] */
     const int64_t *lengths; /* [sequences]: number of tokens that were read before */
     const int32_t *offsets; /* [sequences]: index in `pages` of its first page */
@@ -45,10 +48,15 @@ int64_t carry_lm_places_wanted(const carry_lm_places *places);
 typedef struct carry_lm_group {
     int64_t first, batch, tokens;
     int64_t sequence; /* index of its first sequence in places; -1: a call without places */
+    int64_t packed;   /* number of pieces that are packed as one item of tokens; 0: not packed */
 } carry_lm_group;
 
 /* Gets group `index` of a call; false past the last. A call without places is one group. */
 bool carry_lm_group_at(const carry_lm_pass *pass, const carry_lm_args *args, int64_t index, carry_lm_group *group);
+
+/* If `group` is the first of several pieces and the call has borders, makes it one group of all pieces, which is the
+   last of the call, and returns true. */
+bool carry_lm_group_pack(const carry_lm_args *args, carry_lm_group *group);
 
 /* A view of a group's rows as [batch, tokens, ...]. `rows` is [tokens of the pass, width]; `shape` has the `rank` sizes
    after the first two. */

@@ -128,6 +128,42 @@ extern "C" carry_status carry_cuda_copy_slots(carry_ctx *ctx, carry_tensor pool,
     return launched(ctx, at, "copy_slots cannot be launched");
 }
 
+/* The same between a pool and an array of rows; one of the lists is NULL: the rows in order. */
+template <typename U>
+__global__ void __launch_bounds__(THREADS)
+    move_slots_kernel(U *to, const U *from, const int32_t *into, const int32_t *out, int64_t units) {
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    to += (into != NULL ? into[blockIdx.y] : (int64_t)blockIdx.y) * units;
+    from += (out != NULL ? out[blockIdx.y] : (int64_t)blockIdx.y) * units;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < units; i += step) {
+        to[i] = from[i];
+    }
+}
+
+static carry_status move_slots(carry_ctx *ctx, const carry_tensor &to, const carry_tensor &from, const int32_t *into,
+                               const int32_t *out, int64_t count) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, to.device));
+    if (count * to.shape[1] > 0) {
+        with_unit(to, from, [&](auto unit, int64_t units) {
+            using U = decltype(unit);
+            const dim3 grid((unsigned)blocks_for(units, THREADS), (unsigned)count);
+            move_slots_kernel<U><<<grid, THREADS, 0, at.stream>>>((U *)to.data, (const U *)from.data, into, out, units);
+        });
+    }
+    return launched(ctx, at, "states cannot be copied");
+}
+
+extern "C" carry_status carry_cuda_take_slots(carry_ctx *ctx, carry_tensor to, carry_tensor pool,
+                                              const int32_t *slots) {
+    return move_slots(ctx, to, pool, NULL, slots, to.shape[0]);
+}
+
+extern "C" carry_status carry_cuda_put_slots(carry_ctx *ctx, carry_tensor pool, carry_tensor from,
+                                             const int32_t *slots) {
+    return move_slots(ctx, pool, from, slots, NULL, from.shape[0]);
+}
+
 extern "C" carry_status carry_cuda_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, to.device));

@@ -43,6 +43,13 @@ carry_status ssm_finish(carry_ctx *ctx, const place &at, const ssm_job &job, car
 /* ssm_tiles.cu, ssm_tiles_backward.cu */
 carry_status ssm_tiles(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type);
 carry_status ssm_tiles_backward(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type);
+/* Replaces the contributions of segments by the states at their starts. */
+void ssm_join(const place &at, const ssm_job &job);
+/* ssm_hopper.cu, ssm_hopper_backward.cu: after ssm_prepare. *done is false if the GPU or the shape has no kernel. */
+carry_status ssm_hopper_bf16(carry_ctx *ctx, const place &at, const ssm_job &job, bool *done);
+carry_status ssm_hopper_f16(carry_ctx *ctx, const place &at, const ssm_job &job, bool *done);
+carry_status ssm_hopper_backward_bf16(carry_ctx *ctx, const place &at, const ssm_job &job, bool *done);
+carry_status ssm_hopper_backward_f16(carry_ctx *ctx, const place &at, const ssm_job &job, bool *done);
 
 /* The first token, relative to the start of its chunk, that a token sees; negative if it sees the state before the
    chunk. */

@@ -28,59 +28,134 @@ __device__ __forceinline__ double softplus(double x) {
     return x > 40.0 ? x : log1p(exp(x));
 }
 
-/* A thread has a chunk of one head; neighbouring threads have neighbouring heads. */
-template <typename T> __global__ void __launch_bounds__(THREADS) prepare_kernel(ssm_job job) {
-    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (index >= job.at.items) {
-        return;
+/* A block has a chunk of HEADS heads: rows of dt are read along heads, and vectors of an item are written along tokens.
+   Within an item a warp has a head, and a lane two tokens. */
+constexpr int HEADS = 32;
+
+struct steps_place {
+    int64_t row, chunk, head0;
+    __device__ __forceinline__ steps_place(const ssm_job &job) {
+        const int64_t teams = (job.n + HEADS - 1) / HEADS;
+        head0 = (int64_t)blockIdx.x % teams * HEADS;
+        chunk = (int64_t)blockIdx.x / teams % job.at.chunks;
+        row = (int64_t)blockIdx.x / teams / job.at.chunks;
     }
-    const int64_t head = index % job.n, chunk = index / job.n % job.at.chunks, row = index / job.n / job.at.chunks;
-    const int64_t item = (row * job.n + head) * job.at.chunks + chunk;
-    const typename T::stored *dt = (const typename T::stored *)job.dt;
-    const double rate = -exp((double)job.A_log[head]) * LOG2_E;
-    double sum = 0.0;
-    for (int i = 0; i < SSM_L; i++) {
-        const int64_t t = chunk * SSM_L + i;
-        double a = 0.0;
-        if (t < job.T) {
-            const double raw = (double)T::widen(dt[(row * job.T + t) * job.n + head]) + (double)job.dt_bias[head];
-            a = softplus(raw);
-            a = a < (double)job.least ? (double)job.least : a > (double)job.most ? (double)job.most : a;
-            sum += a * rate;
+    /* Calls with(i, h, index in dt) for each token i and head h that there are; others are left out. */
+    template <typename WITH> __device__ __forceinline__ void each(const ssm_job &job, WITH with) const {
+        for (int e = (int)threadIdx.x; e < SSM_L * HEADS; e += THREADS) {
+            const int i = e / HEADS, h = e % HEADS;
+            const int64_t t = chunk * SSM_L + i;
+            if (t < job.T && head0 + h < job.n) {
+                with(i, h, (row * job.T + t) * job.n + head0 + h);
+            }
         }
-        const float high = (float)sum;
-        job.at.step[item * SSM_L + i] = (float)a;
-        ((float2 *)job.at.sum)[item * SSM_L + i] = {high, (float)(sum - (double)high)};
+    }
+    __device__ __forceinline__ int64_t item(const ssm_job &job, int h) const {
+        return (row * job.n + head0 + h) * job.at.chunks + chunk;
+    }
+};
+
+/* Replaces x, the sum of a lane's tokens, by the sum of the lanes before it, or after it. */
+__device__ __forceinline__ double sum_before(double x) {
+    const int lane = (int)threadIdx.x % 32;
+    for (int step = 1; step < 32; step *= 2) {
+        const double other = __shfl_up_sync(0xffffffffu, x, (unsigned)step);
+        x += lane >= step ? other : 0.0;
+    }
+    const double before = __shfl_up_sync(0xffffffffu, x, 1);
+    return lane > 0 ? before : 0.0;
+}
+__device__ __forceinline__ double sum_after(double x) {
+    const int lane = (int)threadIdx.x % 32;
+    for (int step = 1; step < 32; step *= 2) {
+        const double other = __shfl_down_sync(0xffffffffu, x, (unsigned)step);
+        x += lane + step < 32 ? other : 0.0;
+    }
+    const double after = __shfl_down_sync(0xffffffffu, x, 1);
+    return lane < 31 ? after : 0.0;
+}
+
+__device__ __forceinline__ float2 two_floats(double x) {
+    const float high = (float)x;
+    return {high, (float)(x - (double)high)};
+}
+
+template <typename T> __global__ void __launch_bounds__(THREADS) prepare_kernel(ssm_job job) {
+    __shared__ double a[SSM_L][HEADS + 1];
+    const steps_place at(job);
+    const typename T::stored *dt = (const typename T::stored *)job.dt;
+    for (int e = (int)threadIdx.x; e < SSM_L * (HEADS + 1); e += THREADS) {
+        a[e / (HEADS + 1)][e % (HEADS + 1)] = 0.0;
+    }
+    __syncthreads();
+    at.each(job, [&](int i, int h, int64_t from) {
+        const double step = softplus((double)T::widen(dt[from]) + (double)job.dt_bias[at.head0 + h]);
+        a[i][h] = step < (double)job.least ? (double)job.least : step > (double)job.most ? (double)job.most : step;
+    });
+    __syncthreads();
+    for (int h = (int)threadIdx.x / 32; h < HEADS && at.head0 + h < job.n; h += THREADS / 32) {
+        const int i = (int)threadIdx.x % 32 * 2;
+        const int64_t to = at.item(job, h) * SSM_L + i;
+        const double rate = -exp((double)job.A_log[at.head0 + h]) * LOG2_E;
+        const double g0 = a[i][h] * rate, g1 = a[i + 1][h] * rate, before = sum_before(g0 + g1);
+        const float2 s0 = two_floats(before + g0), s1 = two_floats(before + (g0 + g1));
+        *(float2 *)&job.at.step[to] = {(float)a[i][h], (float)a[i + 1][h]};
+        *(float4 *)&job.at.sum[2 * to] = {s0.x, s0.y, s1.x, s1.y};
     }
 }
 
-template <typename T> __global__ void __launch_bounds__(THREADS) finish_kernel(ssm_job job) {
-    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (index >= job.at.items) {
-        return;
+struct two_slopes {
+    double x, y;
+};
+
+/* The gradient of G of two tokens; zero after the end of the row. */
+__device__ __forceinline__ two_slopes slopes(const ssm_job &job, int64_t from, int64_t first_token) {
+    float2 d = *(const float2 *)&job.at.dG[from];
+    two_slopes sum = {(double)d.x, (double)d.y};
+    if (job.at.dG_states != NULL) {
+        d = *(const float2 *)&job.at.dG_states[from];
+        sum = {sum.x + (double)d.x, sum.y + (double)d.y};
     }
-    const int64_t head = index % job.n, chunk = index / job.n % job.at.chunks, row = index / job.n / job.at.chunks;
-    const int64_t item = (row * job.n + head) * job.at.chunks + chunk;
+    return {first_token < job.T ? sum.x : 0.0, first_token + 1 < job.T ? sum.y : 0.0};
+}
+
+template <typename T> __global__ void __launch_bounds__(THREADS) finish_kernel(ssm_job job) {
+    __shared__ float value[SSM_L][HEADS + 1]; /* dt, then its gradient */
+    const steps_place at(job);
     const typename T::stored *dt = (const typename T::stored *)job.dt;
     typename T::stored *ddt = (typename T::stored *)job.ddt;
-    const double rate = -exp((double)job.A_log[head]);
-    double dg = 0.0, d_rate = 0.0, d_bias = 0.0;
-    for (int i = SSM_L - 1; i >= 0; i--) {
-        const int64_t t = chunk * SSM_L + i, at = (row * job.T + t) * job.n + head;
-        if (t >= job.T) {
-            continue;
+    at.each(job, [&](int i, int h, int64_t from) { value[i][h] = T::widen(dt[from]); });
+    __syncthreads();
+    for (int h = (int)threadIdx.x / 32; h < HEADS && at.head0 + h < job.n; h += THREADS / 32) {
+        const int i = (int)threadIdx.x % 32 * 2;
+        const int64_t item = at.item(job, h), from = item * SSM_L + i, t = at.chunk * SSM_L + i;
+        const double rate = -exp((double)job.A_log[at.head0 + h]), bias = (double)job.dt_bias[at.head0 + h];
+        const two_slopes dG = slopes(job, from, t);
+        const float2 da = *(const float2 *)&job.at.da[from];
+        const double after = sum_after(dG.x + dG.y);
+        double d_rate = 0.0, d_bias = 0.0;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            if (t + e < job.T) {
+                const double dg = after + (e == 0 ? dG.x + dG.y : dG.y), raw = (double)value[i + e][h] + bias;
+                const double a = softplus(raw);
+                const bool free = a > (double)job.least && a < (double)job.most;
+                const double limited = free ? a : a <= (double)job.least ? (double)job.least : (double)job.most;
+                const float d = free ? (float)(((double)(e == 0 ? da.x : da.y) + dg * rate) / (1.0 + exp(-raw))) : 0.0f;
+                d_rate += dg * rate * limited;
+                d_bias += (double)d;
+                value[i + e][h] = d;
+            }
         }
-        dg += (double)job.at.dG[item * SSM_L + i];
-        const double raw = (double)T::widen(dt[at]) + (double)job.dt_bias[head], a = softplus(raw);
-        const bool free = a > (double)job.least && a < (double)job.most;
-        const double limited = free ? a : a <= (double)job.least ? (double)job.least : (double)job.most;
-        const float d = free ? (float)(((double)job.at.da[item * SSM_L + i] + dg * rate) / (1.0 + exp(-raw))) : 0.0f;
-        d_rate += dg * rate * limited;
-        d_bias += (double)d;
-        ddt[at] = T::narrow(d);
+        d_rate = warp_sum(d_rate);
+        d_bias = warp_sum(d_bias);
+        if (threadIdx.x % 32 == 0) {
+            job.at.sums[item * 3] = d_rate;
+            job.at.sums[item * 3 + 1] = d_bias;
+        }
     }
-    job.at.sums[item * 3] = d_rate;
-    job.at.sums[item * 3 + 1] = d_bias;
+    __syncthreads();
+    at.each(job, [&](int i, int h, int64_t to) { ddt[to] = T::narrow(value[i][h]); });
 }
 
 /* A block adds up the contributions of the chunks of one head. */
@@ -101,6 +176,9 @@ __global__ void __launch_bounds__(THREADS) heads_kernel(ssm_job job) {
     }
 }
 
+unsigned steps_blocks(const ssm_job &job) {
+    return (unsigned)(job.B * job.at.chunks * ((job.n + HEADS - 1) / HEADS));
+}
 unsigned blocks_of(int64_t count) {
     return (unsigned)((count + THREADS - 1) / THREADS);
 }
@@ -139,7 +217,7 @@ carry_status ssm_prepare(carry_ctx *ctx, const place &at, const ssm_job &job, ca
     }
     with_type(type, [&](auto t) {
         using T = decltype(t);
-        prepare_kernel<T><<<blocks_of(job.at.items), THREADS, 0, at.stream>>>(job);
+        prepare_kernel<T><<<steps_blocks(job), THREADS, 0, at.stream>>>(job);
     });
     return launched(ctx, at, "steps of a state space layer cannot be launched");
 }
@@ -147,7 +225,7 @@ carry_status ssm_prepare(carry_ctx *ctx, const place &at, const ssm_job &job, ca
 carry_status ssm_finish(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type) {
     with_type(type, [&](auto t) {
         using T = decltype(t);
-        finish_kernel<T><<<blocks_of(job.at.items), THREADS, 0, at.stream>>>(job);
+        finish_kernel<T><<<steps_blocks(job), THREADS, 0, at.stream>>>(job);
     });
     heads_kernel<<<(unsigned)job.n, THREADS, 0, at.stream>>>(job);
     return launched(ctx, at, "gradients of a state space layer cannot be launched");

@@ -254,6 +254,15 @@ __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ s
     }
 }
 
+} // namespace
+
+void ssm_join(const place &at, const ssm_job &job) {
+    const int64_t count = job.B * job.n * job.P * job.N;
+    join_kernel<<<(unsigned)((count + THREADS - 1) / THREADS), THREADS, 0, at.stream>>>(job);
+}
+
+namespace {
+
 template <typename T, int N, int HEADS> cudaError_t launch_walk(const ssm_job &job, bool aligned, cudaStream_t stream) {
     const int bytes = (int)sizeof(walk_memory<N, HEADS>);
     const int64_t blocks = job.B * job.at.segments * (job.n / HEADS);
@@ -270,14 +279,14 @@ template <typename T, int N> cudaError_t launch(const ssm_job &job, cudaStream_t
     const bool aligned = is_aligned(job);
     if (job.at.segments > 1) {
         const int bytes = (int)sizeof(states_memory<N>);
-        const int64_t walks = job.B * job.n, count = walks * P * N;
+        const int64_t walks = job.B * job.n;
         const cudaError_t error =
             cudaFuncSetAttribute(segments_kernel<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
         if (error != cudaSuccess) {
             return error;
         }
         segments_kernel<T, N><<<(unsigned)(walks * (job.at.segments - 1)), 128, bytes, stream>>>(job, aligned);
-        join_kernel<<<(unsigned)((count + THREADS - 1) / THREADS), THREADS, 0, stream>>>(job);
+        ssm_join({0, stream}, job);
     }
     return job.n / job.G % 2 == 0 ? launch_walk<T, N, 2>(job, aligned, stream)
                                   : launch_walk<T, N, 1>(job, aligned, stream);
@@ -286,7 +295,12 @@ template <typename T, int N> cudaError_t launch(const ssm_job &job, cudaStream_t
 } // namespace
 
 carry_status ssm_tiles(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type) {
+    bool done = false;
     CARRY_TRY(ssm_prepare(ctx, at, job, type));
+    CARRY_TRY(type == CARRY_BF16 ? ssm_hopper_bf16(ctx, at, job, &done) : ssm_hopper_f16(ctx, at, job, &done));
+    if (done) {
+        return CARRY_OK;
+    }
     const bool wide = job.N == 128;
     const cudaError_t error =
         type == CARRY_BF16 ? (wide ? launch<type_bf16, 128>(job, at.stream) : launch<type_bf16, 64>(job, at.stream))

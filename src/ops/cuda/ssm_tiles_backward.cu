@@ -397,8 +397,16 @@ template <typename T, int N> cudaError_t launch(const ssm_job &job, cudaStream_t
 
 } // namespace
 
-carry_status ssm_tiles_backward(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type) {
+carry_status ssm_tiles_backward(carry_ctx *ctx, const place &at, const ssm_job &given, carry_dtype type) {
+    ssm_job job = given;
+    bool done = false;
     CARRY_TRY(ssm_prepare(ctx, at, job, type));
+    CARRY_TRY(type == CARRY_BF16 ? ssm_hopper_backward_bf16(ctx, at, job, &done)
+                                 : ssm_hopper_backward_f16(ctx, at, job, &done));
+    if (done) {
+        return ssm_finish(ctx, at, job, type);
+    }
+    job.at.dG_states = NULL;
     const bool wide = job.N == 128;
     const cudaError_t error =
         type == CARRY_BF16 ? (wide ? launch<type_bf16, 128>(job, at.stream) : launch<type_bf16, 64>(job, at.stream))

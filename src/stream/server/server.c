@@ -47,6 +47,7 @@ static carry_status start(carry_ctx *ctx, carry_server *server, const carry_serv
     carry_http_options http = {.address = options->address,
                                .port = options->port,
                                .token = options->token,
+                               .advice = "give --token-file FILE",
                                .patience = options->patience,
                                .connections = CARRY_SERVER_CONNECTIONS,
                                .routes = carry_server_routes,

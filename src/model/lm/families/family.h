@@ -46,6 +46,8 @@ typedef struct carry_lm_family {
     void (*set_defaults)(carry_lm_config *config);
     /* Sets the parts of every layer and their options from the keys; called again after a change. */
     carry_status (*finish)(carry_ctx *ctx, carry_lm_config *config);
+    /* Turns the configuration of a model into that of its multi-token heads (lm_heads.h); NULL: not supported. */
+    void (*set_heads)(carry_lm_config *config);
 
     const char *prefix;                        /* prefix of the layers' tensors, before "layers.N."; NULL: "model." */
     const char *embeddings;                    /* the name of their tensor */

@@ -21,8 +21,8 @@ const char *const carry_lm_hybrid_delta_names[] = {"linear_attn.in_proj_qkv.weig
 
 const char *const carry_lm_hybrid_ignored[][2] = {{"model.visual.", "the vision tower"},
                                                   {"visual.", "the vision tower"},
-                                                  {"mtp.", "multi-token heads"},
-                                                  {"model.mtp.", "multi-token heads"},
+                                                  {"mtp.", "multi-token heads (loaded for draft mtp only)"},
+                                                  {"model.mtp.", "multi-token heads (loaded for draft mtp only)"},
                                                   {NULL, NULL}};
 
 const carry_lm_file_names carry_lm_hybrid_files = {.prefix = "model.language_model.",
@@ -94,6 +94,12 @@ carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *c) {
 carry_status carry_lm_hybrid_finish_qwen(carry_ctx *ctx, carry_lm_config *c) {
     c->delta.norm_eps = c->norm_eps;
     return carry_lm_hybrid_finish(ctx, c);
+}
+
+void carry_lm_hybrid_set_heads(carry_lm_config *c) {
+    c->num_hidden_layers = 1;
+    c->mixer[0] = CARRY_LM_MIXER_ATTENTION;
+    carry_lm_hybrid_of(c)->layers_listed = 1;
 }
 
 carry_status carry_lm_hybrid_read_layer_types(const carry_lm_source *s, const carry_json *node) {

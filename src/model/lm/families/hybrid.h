@@ -28,6 +28,9 @@ carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *config);
 /* The same; also sets the epsilon of the delta rule's norms to the model's. */
 carry_status carry_lm_hybrid_finish_qwen(carry_ctx *ctx, carry_lm_config *config);
 
+/* One layer of attention. */
+void carry_lm_hybrid_set_heads(carry_lm_config *config);
+
 carry_status carry_lm_hybrid_read_layer_types(const carry_lm_source *s, const carry_json *node);
 void carry_lm_hybrid_write_layer_types(carry_json_text *text, const carry_lm_config *config);
 carry_status carry_lm_hybrid_read_rope(const carry_lm_source *s, const carry_json *node);

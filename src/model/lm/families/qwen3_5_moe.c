@@ -39,6 +39,7 @@ const carry_lm_family carry_lm_family_qwen3_5_moe = {
     .keys = keys,
     .set_defaults = set_defaults,
     .finish = carry_lm_hybrid_finish_qwen,
+    .set_heads = carry_lm_hybrid_set_heads,
     .embeddings = "model.embed_tokens.weight",
     .norms = {{"input_layernorm.weight", "post_attention_layernorm.weight"}},
     .mixer = {[CARRY_LM_MIXER_DELTA] = carry_lm_hybrid_delta_names},

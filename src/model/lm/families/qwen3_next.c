@@ -111,6 +111,7 @@ const carry_lm_family carry_lm_family_qwen3_next = {
     .keys = keys,
     .set_defaults = set_defaults,
     .finish = finish,
+    .set_heads = carry_lm_hybrid_set_heads,
     .embeddings = "model.embed_tokens.weight",
     .norms = {{"input_layernorm.weight", "post_attention_layernorm.weight"}},
     .mixer = {[CARRY_LM_MIXER_DELTA] = delta_names},

@@ -416,6 +416,9 @@ static carry_status forward(const carry_lm_call *call) {
     CARRY_TRY(prepare(call, CARRY_LM_ATTENTION_Q_NORM, r->q, r->q_in));
     CARRY_TRY(prepare(call, CARRY_LM_ATTENTION_K_NORM, r->k, r->k_in));
     CARRY_TRY(carry_lm_attend(call));
+    if (call->count == 0) {
+        return CARRY_OK;
+    }
     if (gate) {
         CARRY_TRY(carry_activate(ctx, r->open, r->gate, CARRY_SIGMOID));
         CARRY_TRY(carry_elementwise(ctx, r->y, r->o, r->open, CARRY_MULTIPLY));

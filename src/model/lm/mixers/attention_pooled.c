@@ -110,6 +110,9 @@ carry_status carry_lm_attend_pooled(const carry_lm_call *call) {
     int64_t sequence = 0;
     CARRY_TRY(carry_lm_pages_put(call, 0, r->k));
     CARRY_TRY(values_of(call) == 1 ? carry_lm_pages_put(call, 1, r->v) : CARRY_OK);
+    if (call->count == 0) { /* the output is not read */
+        return CARRY_OK;
+    }
     if (p->steps > 0) {
         const carry_attention_step_args step = step_of(call->pass, p->steps);
         if (has_steps(call->pass, &step)) {

@@ -344,8 +344,12 @@ static carry_status mix_group(const carry_lm_call *call, const carry_lm_group *g
 }
 
 static carry_status mix(const carry_lm_call *call) {
+    const carry_lm_delta *o = call->opened;
     carry_lm_group group;
-    for (int64_t i = 0; carry_lm_group_at(call->pass, call->args, i, &group); i++) {
+    bool is_last = false;
+    for (int64_t i = 0; !is_last && carry_lm_group_at(call->pass, call->args, i, &group); i++) {
+        is_last =
+            o->method->packs != NULL && o->method->packs(o->recurrence) && carry_lm_group_pack(call->args, &group);
         CARRY_TRY(mix_group(call, &group));
     }
     return CARRY_OK;

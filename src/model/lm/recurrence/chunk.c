@@ -8,27 +8,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/tensor.h"
-#include "delta/plan.h"
-#include "delta/ranks.h"
-#include "model/lm/recurrence/recurrence.h"
-
-typedef struct running {
-    carry_ctx *ctx;
-    carry_delta_plan *plan;        /* plan of one slice; used if ranks is NULL */
-    carry_delta_ranks_plan *ranks; /* the plan over the ranks of comm */
-    carry_comm *comm;
-    carry_delta_problem problem;
-    int64_t slices, slice; /* their number and width */
-    size_t delta_workspace, kept_slice, workspace;
-    bool keeps;
-} running;
-
-/* Gradients of a slice after the first, which are added to those of the slices before. */
-typedef struct sums {
-    carry_tensor dq, dk, dbeta, dg, dA_log, ddt_bias;
-    void *rest;
-    size_t rest_bytes;
-} sums;
+#include "model/lm/recurrence/chunk.h"
 
 int64_t carry_lm_recurrence_slices(int64_t value) {
     int64_t slices = value > CARRY_MAX_DELTA_DIM ? (value + CARRY_MAX_DELTA_DIM - 1) / CARRY_MAX_DELTA_DIM : 1;
@@ -43,7 +23,7 @@ static carry_tensor take_rows(carry_arena *arena, const carry_delta_problem *p, 
     return carry_arena_tensor(arena, p->device, p->dtype, width > 0 ? 4 : 3, shape);
 }
 
-static void take_sums(const running *m, carry_arena *arena, sums *s) {
+void carry_lm_chunk_take_sums(const carry_lm_chunk *m, carry_arena *arena, carry_lm_chunk_sums *s) {
     const carry_delta_problem *p = &m->problem;
     if (m->slices > 1) {
         int64_t heads = p->value_heads;
@@ -54,21 +34,26 @@ static void take_sums(const running *m, carry_arena *arena, sums *s) {
         s->dA_log = carry_arena_tensor(arena, p->device, CARRY_F32, 1, &heads);
         s->ddt_bias = carry_arena_tensor(arena, p->device, CARRY_F32, 1, &heads);
     }
+    if (m->packed > 0) {
+        const int64_t shape[] = {m->packed, p->value_heads, p->key, m->slice};
+        s->states = carry_arena_tensor(arena, p->device, CARRY_F32, 4, shape);
+    }
     s->rest = carry_arena_take(arena, m->delta_workspace, 1);
     s->rest_bytes = m->delta_workspace;
 }
 
 static void close_mixing(void *opened) {
-    running *m = opened;
+    carry_lm_chunk *m = opened;
     if (m != NULL) {
         carry_delta_plan_free(m->plan);
+        carry_delta_plan_free(m->pieces);
         carry_delta_ranks_plan_free(m->ranks);
         free(m);
     }
 }
 
 /* Sets the sizes of memory; needs the plan of a slice. */
-static carry_status measure(running *m) {
+static carry_status measure(carry_lm_chunk *m) {
     size_t kept, forward, backward;
     if (m->ranks != NULL) {
         m->keeps = true;
@@ -84,7 +69,7 @@ static carry_status measure(running *m) {
     m->delta_workspace = forward > backward ? forward : backward;
     m->kept_slice = (kept + CARRY_ALIGN - 1) / CARRY_ALIGN * CARRY_ALIGN;
     carry_arena count = carry_arena_over(NULL, 0);
-    take_sums(m, &count, &(sums){0});
+    carry_lm_chunk_take_sums(m, &count, &(carry_lm_chunk_sums){0});
     return carry_arena_total(&count, &m->workspace)
                ? CARRY_OK
                : carry_fail(m->ctx, CARRY_ESIZE, "the workspace of a layer is larger than memory can be");
@@ -94,7 +79,7 @@ static carry_status measure(running *m) {
 static carry_status open_either(carry_ctx *ctx, void **opened, const carry_delta_problem *problem, const char *method,
                                 const carry_lm_ranks_options *over) {
     *opened = NULL;
-    running *m = calloc(1, sizeof *m);
+    carry_lm_chunk *m = calloc(1, sizeof *m);
     if (m == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a recurrence");
     }
@@ -139,21 +124,21 @@ static carry_status open_ranks(carry_ctx *ctx, void **opened, const carry_delta_
 }
 
 static const char *plan_line(const void *opened) {
-    const running *m = opened;
+    const carry_lm_chunk *m = opened;
     return m->ranks != NULL ? carry_delta_ranks_plan_about(m->ranks) : carry_delta_plan_about(m->plan);
 }
 
 static size_t workspace_bytes(const void *opened) {
-    return ((const running *)opened)->workspace;
+    return ((const carry_lm_chunk *)opened)->workspace;
 }
 
 static size_t kept_bytes(const void *opened) {
-    const running *m = opened;
+    const carry_lm_chunk *m = opened;
     return m->keeps ? m->kept_slice * (size_t)m->slices : 0;
 }
 
 /* Slice `index` of the columns of every head of v, o or their gradients. */
-static carry_tensor slice_of(const running *m, carry_tensor tensor, int64_t index) {
+carry_tensor carry_lm_chunk_slice_of(const carry_lm_chunk *m, carry_tensor tensor, int64_t index) {
     if (m->slices > 1) {
         tensor.data = (unsigned char *)tensor.data + (size_t)(index * m->slice) * carry_dtype_size(tensor.dtype);
         tensor.shape[3] = m->slice;
@@ -161,24 +146,25 @@ static carry_tensor slice_of(const running *m, carry_tensor tensor, int64_t inde
     return tensor;
 }
 
-static carry_tensor state_of(const running *m, const carry_tensor *state, int64_t index) {
+carry_tensor carry_lm_chunk_state_of(const carry_lm_chunk *m, const carry_tensor *state, int64_t index) {
     const int64_t *s = state->shape;
     const carry_tensor slices = carry_reshape_2d(*state, m->slices, s[0] * s[1] * s[2] * m->slice);
     return carry_reshape_4d(carry_slice(slices, index, 1), s[0], s[1], s[2], m->slice);
 }
 
-static carry_status forward_slice(running *m, const carry_delta_forward_args *args, int64_t index, void *workspace) {
+static carry_status forward_slice(carry_lm_chunk *m, const carry_delta_forward_args *args, int64_t index,
+                                  void *workspace) {
     carry_tensor initial;
     carry_tensor final;
     carry_delta_forward_args one = *args;
-    one.o = slice_of(m, args->o, index);
-    one.v = slice_of(m, args->v, index);
+    one.o = carry_lm_chunk_slice_of(m, args->o, index);
+    one.v = carry_lm_chunk_slice_of(m, args->v, index);
     if (args->initial_state.data != NULL) {
-        initial = state_of(m, carry_delta_given(&args->initial_state), index);
+        initial = carry_lm_chunk_state_of(m, carry_delta_given(&args->initial_state), index);
         one.initial_state = initial;
     }
     if (args->final_state.data != NULL) {
-        final = state_of(m, carry_delta_given(&args->final_state), index);
+        final = carry_lm_chunk_state_of(m, carry_delta_given(&args->final_state), index);
         one.final_state = final;
     }
     one.kept = args->kept != NULL && m->keeps ? (unsigned char *)args->kept + (size_t)index * m->kept_slice : NULL;
@@ -192,71 +178,37 @@ static carry_status forward_slice(running *m, const carry_delta_forward_args *ar
     return carry_delta_forward(m->plan, &one, workspace, m->delta_workspace);
 }
 
-static carry_status check_workspace(const running *m, size_t bytes) {
+carry_status carry_lm_chunk_check_workspace(const carry_lm_chunk *m, size_t bytes) {
     return bytes >= m->workspace
                ? CARRY_OK
                : carry_fail(m->ctx, CARRY_EWORKSPACE, "a layer's workspace has %zu of %zu bytes", bytes, m->workspace);
 }
 
 static carry_status forward(void *opened, const carry_delta_forward_args *args, void *workspace, size_t bytes) {
-    running *m = opened;
-    sums s = {0};
-    CARRY_TRY(check_workspace(m, bytes));
+    carry_lm_chunk *m = opened;
+    carry_lm_chunk_sums s = {0};
+    CARRY_TRY(carry_lm_chunk_check_workspace(m, bytes));
     carry_arena arena = carry_arena_over(workspace, bytes);
-    take_sums(m, &arena, &s);
+    carry_lm_chunk_take_sums(m, &arena, &s);
     for (int64_t i = 0; i < m->slices; i++) {
         CARRY_TRY(forward_slice(m, args, i, s.rest));
     }
     return CARRY_OK;
 }
 
-static carry_status open_pooled(void *opened, int64_t sequences) {
-    running *m = opened;
-    m->delta_workspace = carry_delta_plan_most_workspace(m->plan, sequences, m->problem.tokens);
-    carry_arena count = carry_arena_over(NULL, 0);
-    take_sums(m, &count, &(sums){0});
-    return carry_arena_total(&count, &m->workspace)
-               ? CARRY_OK
-               : carry_fail(m->ctx, CARRY_ESIZE, "the workspace of a layer is larger than memory can be");
-}
-
-static carry_status pooled(void *opened, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
-                           void *workspace, size_t bytes) {
-    running *m = opened;
-    sums s = {0};
-    CARRY_TRY(check_workspace(m, bytes));
-    CARRY_TRY(carry_delta_plan_resize(m->plan, call->batch, call->tokens));
-    carry_arena arena = carry_arena_over(workspace, bytes);
-    take_sums(m, &arena, &s);
-    for (int64_t i = 0; i < m->slices; i++) {
-        carry_delta_forward_args one = *args;
-        carry_tensor states = state_of(m, &call->pool, i);
-        one.o = slice_of(m, args->o, i);
-        one.v = slice_of(m, args->v, i);
-        if (call->slots != NULL) {
-            CARRY_TRY(carry_delta_step_slots(m->plan, one.o, states, call->slots, &one, s.rest, m->delta_workspace));
-            continue;
-        }
-        one.initial_state = one.final_state = carry_slice(states, call->slot, 1);
-        CARRY_TRY(call->tokens == 1
-                      ? carry_delta_step(m->plan, one.o, one.final_state, &one, s.rest, m->delta_workspace)
-                      : carry_delta_forward(m->plan, &one, s.rest, m->delta_workspace));
-    }
-    return CARRY_OK;
-}
-
-static carry_status add(const running *m, const carry_tensor *to, carry_tensor from) {
+static carry_status add(const carry_lm_chunk *m, const carry_tensor *to, carry_tensor from) {
     return to != NULL ? carry_elementwise(m->ctx, *to, *to, from, CARRY_ADD) : CARRY_OK;
 }
 
-static carry_status backward_slice(running *m, const carry_delta_backward_args *args, int64_t index, const sums *s) {
+static carry_status backward_slice(carry_lm_chunk *m, const carry_delta_backward_args *args, int64_t index,
+                                   const carry_lm_chunk_sums *s) {
     carry_tensor initial;
     carry_delta_backward_args one = *args;
-    one.v = slice_of(m, args->v, index);
-    one.dv = slice_of(m, args->dv, index);
-    one.d_o = slice_of(m, args->d_o, index);
+    one.v = carry_lm_chunk_slice_of(m, args->v, index);
+    one.dv = carry_lm_chunk_slice_of(m, args->dv, index);
+    one.d_o = carry_lm_chunk_slice_of(m, args->d_o, index);
     if (args->initial_state.data != NULL) {
-        initial = state_of(m, carry_delta_given(&args->initial_state), index);
+        initial = carry_lm_chunk_state_of(m, carry_delta_given(&args->initial_state), index);
         one.initial_state = initial;
     }
     one.kept =
@@ -283,14 +235,14 @@ static carry_status backward_slice(running *m, const carry_delta_backward_args *
 }
 
 static carry_status backward(void *opened, const carry_delta_backward_args *args, void *workspace, size_t bytes) {
-    running *m = opened;
-    sums s = {0};
-    CARRY_TRY(check_workspace(m, bytes));
+    carry_lm_chunk *m = opened;
+    carry_lm_chunk_sums s = {0};
+    CARRY_TRY(carry_lm_chunk_check_workspace(m, bytes));
     if (args->dinitial_state.data != NULL || args->dfinal_state.data != NULL) {
         return carry_fail(m->ctx, CARRY_EUNSUPPORTED, "a layer has no gradients of states");
     }
     carry_arena arena = carry_arena_over(workspace, bytes);
-    take_sums(m, &arena, &s);
+    carry_lm_chunk_take_sums(m, &arena, &s);
     for (int64_t i = 0; i < m->slices; i++) {
         CARRY_TRY(backward_slice(m, args, i, &s));
     }
@@ -299,7 +251,7 @@ static carry_status backward(void *opened, const carry_delta_backward_args *args
 
 /* Zeroes the rows of `before` that belong to a sequence which ended before this rank's first token. The convolution
    handles starts of sequences among its own tokens; this start is in the halo, which it does not check. */
-static carry_status forget_other_sequences(const running *m, carry_tensor before, carry_tensor cu_seqlens) {
+static carry_status forget_other_sequences(const carry_lm_chunk *m, carry_tensor before, carry_tensor cu_seqlens) {
     const int64_t *starts = cu_seqlens.data;
     int64_t window = before.shape[1];
     int64_t others = 0;
@@ -316,13 +268,13 @@ static carry_status forget_other_sequences(const running *m, carry_tensor before
 }
 
 static carry_status halo(void *opened, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens) {
-    running *m = opened;
+    carry_lm_chunk *m = opened;
     CARRY_TRY(carry_halo_forward(m->comm, before, x));
     return forget_other_sequences(m, before, cu_seqlens);
 }
 
 static carry_status halo_backward(void *opened, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens) {
-    running *m = opened;
+    carry_lm_chunk *m = opened;
     CARRY_TRY(forget_other_sequences(m, dbefore, cu_seqlens));
     return carry_halo_backward(m->comm, dx, dbefore);
 }
@@ -337,8 +289,9 @@ const carry_lm_recurrence carry_lm_recurrence_chunk = {
     .kept = kept_bytes,
     .forward = forward,
     .backward = backward,
-    .open_pooled = open_pooled,
-    .pooled = pooled,
+    .open_pooled = carry_lm_chunk_open_pooled,
+    .pooled = carry_lm_chunk_pooled,
+    .packs = carry_lm_chunk_packs,
 };
 
 const carry_lm_recurrence carry_lm_recurrence_ranks = {

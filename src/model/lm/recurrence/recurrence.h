@@ -12,13 +12,15 @@
 
 #include "carry/delta_ranks.h"
 
-/* The arguments for states in a pool. The call has steps (one token of each of `batch` sequences) or a piece (`tokens`
-   tokens of one sequence). */
+/* The arguments for states in a pool. The call has steps (one token of each of `batch` sequences), a piece (`tokens`
+   tokens of one sequence), or packed pieces (`tokens` tokens of several sequences). */
 typedef struct carry_lm_pooled_call {
-    int64_t batch, tokens; /* one of them is 1 */
-    carry_tensor pool;     /* the states of all slots; their number takes the place of the number of sequences */
-    const int32_t *slots;  /* steps: the slot of each sequence, [batch], on the device; NULL: a piece */
-    int64_t slot;          /* slot of a piece's sequence */
+    int64_t batch, tokens;  /* one of them is 1 */
+    int64_t packed;         /* number of packed pieces; 0: not packed */
+    const int64_t *borders; /* packed pieces: their borders, as cu_seqlens, in host memory */
+    carry_tensor pool;      /* the states of all slots; their number takes the place of the number of sequences */
+    const int32_t *slots;   /* steps and packed pieces: the slot of each sequence, on the device; NULL: a piece */
+    int64_t slot;           /* slot of a piece's sequence */
 } carry_lm_pooled_call;
 
 typedef struct carry_lm_recurrence {
@@ -40,11 +42,12 @@ typedef struct carry_lm_recurrence {
     carry_status (*halo)(void *opened, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens);
     carry_status (*halo_backward)(void *opened, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens);
     /* Both NULL if states cannot be in a pool. open_pooled is called once after open and makes the workspace large
-       enough for steps of up to this many sequences and for pieces of up to the problem's tokens. The args of pooled
-       have no states. */
+       enough for steps of up to this many sequences and for pieces of up to the problem's tokens in all. The args of
+       pooled have no states. packs: pooled takes packed pieces; NULL: it does not. */
     carry_status (*open_pooled)(void *opened, int64_t sequences);
     carry_status (*pooled)(void *opened, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
                            void *workspace, size_t bytes);
+    bool (*packs)(const void *opened);
 } carry_lm_recurrence;
 
 /* carry_delta_forward, backward and step. options: the name of a method (const char *), or NULL for the planner's
