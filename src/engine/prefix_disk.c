@@ -305,8 +305,9 @@ static bool take_file(carry_prefix *p, carry_prefix_node *node, disk_entry *e, c
     char path[CARRY_FILE_PATH];
     carry_state_file file;
     carry_state_image image;
+    const bool has_slot = e->length == node->length; /* of earlier files only the pages are needed */
     if (!path_of(p, path, e->hash, e->length) ||
-        carry_state_image_open(p->ctx, &file, &image, path, p->runner) != CARRY_OK) {
+        carry_state_image_open(p->ctx, &file, &image, path, p->runner, has_slot) != CARRY_OK) {
         carry_log(p->ctx, CARRY_LOG_WARNING, "a stored prefix is skipped: %s", carry_ctx_error(p->ctx));
         delete_entry(p, e);
         return false;
@@ -316,11 +317,11 @@ static bool take_file(carry_prefix *p, carry_prefix_node *node, disk_entry *e, c
     for (int64_t i = image.start; i < image.length && fits; i++) {
         fits = image.ids[i - image.start] == ids[i];
     }
-    if (fits && e->length == node->length) {
+    if (fits && has_slot) {
         node->host_slot = malloc(p->runner->sizes.slot_bytes + 1);
         fits = node->host_slot != NULL;
     }
-    if (fits && e->length == node->length) {
+    if (fits && has_slot) {
         memcpy(node->host_slot, image.slot, p->runner->sizes.slot_bytes);
     }
     fits = fits && take_pages(p, node, &image);

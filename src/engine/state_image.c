@@ -89,17 +89,19 @@ static carry_status check_image(carry_ctx *ctx, const carry_state_file *file, ca
 }
 
 carry_status carry_state_image_open(carry_ctx *ctx, carry_state_file *file, carry_state_image *image, const char *path,
-                                    carry_runner *runner) {
+                                    carry_runner *runner, bool has_slot) {
     uint64_t model;
     *file = (carry_state_file){0};
+    *image = (carry_state_image){0};
     CARRY_TRY(runner->ops->hash(runner, &model));
-    CARRY_TRY(carry_state_open(ctx, file, path));
+    CARRY_TRY(carry_state_open_without(ctx, file, path, has_slot ? NULL : "slot"));
     carry_status status = CARRY_OK;
     if (file->about.model != model) {
         status = carry_fail(ctx, CARRY_EARGUMENT,
                             "%s is a state of another model: open the model that it was saved from", path);
     }
     status = status == CARRY_OK ? check_image(ctx, file, image, path, &runner->sizes) : status;
+    image->slot = has_slot ? image->slot : NULL;
     if (status != CARRY_OK) {
         carry_state_close(file);
     }

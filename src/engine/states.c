@@ -304,7 +304,7 @@ carry_status carry_scheduler_state_load(carry_scheduler *s, uint64_t *made, cons
     carry_state_image image;
     carry_track track;
     *made = 0;
-    CARRY_TRY(carry_state_image_open(s->ctx, &file, &image, path, s->runner));
+    CARRY_TRY(carry_state_image_open(s->ctx, &file, &image, path, s->runner, true));
     carry_status status = CARRY_OK;
     if (image.start != 0) {
         status = carry_fail(s->ctx, CARRY_EFORMAT, "%s is part of a cached prefix, not a whole state", path);

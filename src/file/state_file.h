@@ -38,6 +38,8 @@ typedef struct carry_state_file {
 /* CARRY_EFORMAT, or CARRY_EUNSUPPORTED for another version, with a message that names the path; *state is then empty.
    On success, all hashes have been verified. */
 carry_status carry_state_open(carry_ctx *ctx, carry_state_file *state, const char *path);
+/* The same without reading the tensor `unread`, whose data must not be used: its hash is not verified. */
+carry_status carry_state_open_without(carry_ctx *ctx, carry_state_file *state, const char *path, const char *unread);
 void carry_state_close(carry_state_file *state);
 
 /* The two steps of opening, for fuzzing: parsing bytes in memory (borrowed, aligned to 8) without verifying hashes, and

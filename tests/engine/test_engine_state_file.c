@@ -144,6 +144,37 @@ static void every_flipped_bit_is_refused(void **unused) {
     close_saved(&s);
 }
 
+/* A file that is opened without one of its tensors: other bytes of that tensor are not seen, those of another tensor
+   and of the header are refused. */
+static void a_tensor_can_be_left_out(void **unused) {
+    (void)unused;
+    saved s = save(CARRY_F32);
+    carry_state_file f;
+    size_t at[2];
+    char name[2][CARRY_SAFETENSORS_NAME];
+    assert_ok(s.ctx, carry_state_open(s.ctx, &f, path));
+    for (int i = 0; i < 2; i++) {
+        at[i] = (size_t)((const unsigned char *)f.file.entries[i].view.data - (const unsigned char *)f.file.mapping);
+        (void)snprintf(name[i], sizeof name[i], "%s", f.file.entries[i].name);
+    }
+    carry_state_close(&f);
+    for (int i = 0; i < 2; i++) {
+        s.bytes[at[i]] ^= 1;
+        write_all(s.bytes, s.size);
+        assert_ok(s.ctx, carry_state_open_without(s.ctx, &f, path, name[i]));
+        carry_state_close(&f);
+        assert_refused(s.ctx, CARRY_EFORMAT, name[i], carry_state_open_without(s.ctx, &f, path, name[1 - i]));
+        s.bytes[at[i]] ^= 1;
+    }
+    for (size_t byte = 8; byte < s.header; byte++) {
+        s.bytes[byte] ^= 1;
+        write_all(s.bytes, s.size);
+        assert_true(carry_state_open_without(s.ctx, &f, path, name[0]) != CARRY_OK);
+        s.bytes[byte] ^= 1;
+    }
+    close_saved(&s);
+}
+
 /* The tensors of a file, to be written again with changes and with correct hashes. */
 typedef struct forged {
     carry_state_file f;
@@ -373,6 +404,7 @@ int main(void) {
         cmocka_unit_test(every_type_is_read_back_with_the_same_bits),
         cmocka_unit_test(a_file_cut_at_any_byte_is_refused),
         cmocka_unit_test(every_flipped_bit_is_refused),
+        cmocka_unit_test(a_tensor_can_be_left_out),
         cmocka_unit_test(parts_of_another_type_or_shape_are_refused),
         cmocka_unit_test(numbers_are_accepted_only_as_they_are_written),
         cmocka_unit_test(a_state_without_caches_has_a_bounded_number_of_tokens),
