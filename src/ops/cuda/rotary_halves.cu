@@ -3,7 +3,7 @@
 #include "ops/cuda/wide.cuh"
 
 /* The same as rotary_halves_kernel by vectors: size and half are multiples of ONCE. units: vectors of pairs, and
-   vectors that are not rotated, which need no copy if y is x. */
+   vectors that are not rotated, of which there are none to copy if y is x. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     rotary_wide_kernel(row_of<T> y, row_of<T> x, const float2 *table, int64_t units, unsigned of_head, unsigned heads,
