@@ -70,6 +70,7 @@ int main(int argc, char **argv) {
     if (carry_ctx_new(&ctx, NULL) != CARRY_OK) {
         return 1;
     }
+    (void)setvbuf(stdout, NULL, _IOLBF, 0);
     const int64_t most = device == 0 ? 16 : MOST;
     const int64_t prompt = device == 0 ? 1024 : 8192;
     carry_lm *lm = make(ctx, device, dtype, argc > 3 ? argv[3] : NULL);
@@ -95,7 +96,9 @@ int main(int argc, char **argv) {
     for (int64_t piece = sizes.tokens; piece >= 512; piece /= 2) {
         read_prompt(r, pages, ids, prompt, piece);
     }
-    for (int64_t sequences = 1; sequences <= most; sequences *= 2) {
+    /* Steps of more than 64 sequences read quantised matrices several times. */
+    const bool is_quantised = argc > 3 && strchr(argv[3], ':') != NULL;
+    for (int64_t sequences = 1; sequences <= (is_quantised && most > 64 ? 64 : most); sequences *= 2) {
         decode(r, pages, ids, sequences, device == 0 ? 8 : 50);
     }
     if (device == 0) {
@@ -111,7 +114,9 @@ int main(int argc, char **argv) {
         profile(r, pages, ids, 1);
         profile(r, pages, ids, 16);
         profile(r, pages, ids, 64);
-        profile(r, pages, ids, 256);
+        if (!is_quantised) {
+            profile(r, pages, ids, MOST);
+        }
     }
     if (longest > 0) {
         read_prompt(r, pages, ids, longest, STEP_TOKENS);

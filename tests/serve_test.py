@@ -133,6 +133,18 @@ def bad_requests_are_refused_and_harm_nothing():
             got, _, content = s.ask("POST", CHAT, body)
             assert got == 400 or (not body and got in (400, 411)), (body[:20], got, content)
             assert json.loads(content)["error"]["message"]
+        twice = {f"a{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/a{i + 1}"}] * 2, "minItems": 2}
+                 for i in range(40)}  # fmt: skip
+        for schema in ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+                       {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
+                       {"type": "string", "minLength": 10**7}):
+            form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+            refused(s, {"messages": HI, "response_format": form}, "response_format")
+        form = {"type": "json_schema", "json_schema": {"schema": {"$defs": {**twice, "a40": {}}, "$ref": "#/$defs/a0"}}}
+        assert s.ask("POST", CHAT, {"messages": HI, "max_tokens": 8, "response_format": form})[0] in (200, 400)
+        for pattern in ("((a{1000}){1000}){1000}", "(" * 50000):
+            refused(s, {"messages": HI, "regex": pattern}, "regex")
+        assert s.chat(HI, max_tokens=1, ignore_eos=True, unknown={"fields": ["are", "ignored"]})["choices"]
         got, _, content = s.ask("POST", CHAT, b"[" + b"0," * (3 << 20) + b"0]")
         assert got == 413, (got, content)
         huge = socket.create_connection(("127.0.0.1", s.port), timeout=PATIENCE)

@@ -43,6 +43,8 @@ typedef struct carry_parameter {
     const carry_quant_format *format; /* where mapped_dtype is CARRY_QUANTISED */
     void *blocks;         /* blocks converted from the file's layout, on the parameters' device; then `mapped` points to
                              them. NULL: not converted */
+    bool may_be_square;   /* every slot starts at a row that is a multiple of 128 */
+    bool is_square;       /* its 8-bit floats have one scale for 128 x 128 elements (CARRY_QUANT_SQUARE) */
     bool may_be_tiled;    /* only operators that accept quantised matrices use it, and every slot starts at a row that
                              is a multiple of 16 */
     int64_t listed;       /* its offset before quantised parameters left the buffers of a GPU */

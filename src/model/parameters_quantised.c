@@ -141,6 +141,7 @@ carry_status carry_parameters_put_blocks(carry_parameters *own, int64_t index, c
     carry_status status = CARRY_OK;
     piece = piece < CARRY_QUANT_TILE_ROWS ? CARRY_QUANT_TILE_ROWS : piece;
     piece = piece < rows ? piece : rows; /* a whole number of tiles, except for the last rows */
+    p->is_square = p->may_be_square && own->device != 0 && carry_quant_is_square(p->format, blocks, rows, p->shape[1]);
     p->blocks_hash = carry_hash(0, blocks, (size_t)rows * row);
     if (own->device != 0) {
         CARRY_TRY(carry_device_alloc(own->ctx, &beside, own->device, (size_t)piece * row));

@@ -28,6 +28,10 @@ typedef struct carry_device_product {
     bool a_transposed, b_transposed, accumulate;
     const void *bias; /* [n], of c's type; NULL: none */
     bool gelu;        /* by tanh */
+    /* Not NULL: elements of a and of transposed b are 8-bit floats (e4m3), and each 128 elements of a row have a scale
+       in f32: [k / 128, m] for a, [k / 128, n] for b. k is a multiple of 128. Only carry_cuda_blaslt supports them. */
+    const float *a_scales, *b_scales;
+    bool b_is_square; /* 128 rows of b have one scale: b_scales is [(n + 127) / 128, k / 128 rounded up to 4] */
     int ordinal;      /* the device's number in its backend */
     carry_stream *stream;
 } carry_device_product;

@@ -170,6 +170,31 @@ static void test_rows_and_odd_columns(void **state) {
     }
 }
 
+/* A scale that differs from the first of its 128 rows is found wherever it is; other formats never qualify. */
+static void test_square_scales_are_recognised(void **state) {
+    (void)state;
+    enum { ROWS = 300, COLUMNS = 200, ACROSS = 2 };
+    static const int64_t rows[] = {1, 127, 129, 255, ROWS - 1};
+    const carry_quant_format *format = &carry_quant_fp8_block;
+    const size_t row = carry_quant_row_bytes(format, COLUMNS);
+    unsigned char *blocks = calloc(ROWS, row);
+    assert_non_null(blocks);
+    for (int64_t i = 0; i < (int64_t)ROWS * ACROSS; i++) {
+        const float scale = (float)(1 + i / ACROSS / 128 + 10 * (i % ACROSS));
+        memcpy(blocks + (size_t)i * format->bytes, &scale, sizeof scale);
+        memset(blocks + (size_t)i * format->bytes + sizeof scale, (int)(i % 100), format->bytes - sizeof scale);
+    }
+    assert_true(carry_quant_is_square(format, blocks, ROWS, COLUMNS));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        unsigned char *scale = blocks + (size_t)rows[i] * row + format->bytes;
+        scale[0] ^= 1;
+        assert_false(carry_quant_is_square(format, blocks, ROWS, COLUMNS));
+        scale[0] ^= 1;
+    }
+    assert_false(carry_quant_is_square(&carry_quant_int8, blocks, ROWS, COLUMNS));
+    free(blocks);
+}
+
 static void test_formats_are_found_by_name(void **state) {
     (void)state;
     char names[CARRY_QUANT_NAMES];
@@ -194,6 +219,7 @@ int main(void) {
         cmocka_unit_test(test_encoding_is_within_a_step_of_the_values),
         cmocka_unit_test(test_scales_that_are_not_finite_are_named),
         cmocka_unit_test(test_rows_and_odd_columns),
+        cmocka_unit_test(test_square_scales_are_recognised),
         cmocka_unit_test(test_formats_are_found_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,6 +69,16 @@ static __device__ __forceinline__ void load_state(float4 (&s)[STATE_LOADS], cons
     }
 }
 
+/* Brings the state of a later value head into the L2 cache: a lane asks for a line of each row of its warp. */
+static __device__ __forceinline__ void prefetch_state(const float *state) {
+    if (threadIdx.x % 8 == 0) {
+#pragma unroll
+        for (int j = 0; j < STATE_LOADS; j++) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(state + (size_t)(WARPS * j) * KEY));
+        }
+    }
+}
+
 /* S' = e^g S + k u^T, u = beta (v - e^g S^T k), o = S'^T q = e^g S^T q + (q k) u. Threads of the first half have a
    channel of q and k, those of the second half one of v and of the result. */
 static __global__ __launch_bounds__(THREADS, 2) void delta(const __grid_constant__ carry_chain_delta d,
@@ -89,6 +99,9 @@ static __global__ __launch_bounds__(THREADS, 2) void delta(const __grid_constant
         second = channel_of(d.wk, d.tail[1], slot, keys, d.taps, key_head * KEY + t);
     } else {
         first = second = channel_of(d.wv, d.tail[2], slot, values, d.taps, key_head * ratio * KEY + t);
+    }
+    for (int i = 1; i < ratio; i++) {
+        prefetch_state(state + (size_t)i * KEY * KEY);
     }
     let_next_begin();
     await_previous();

@@ -1,6 +1,7 @@
 /* Quantised matrices of a language model: which parameters may be quantised, and random values for them. */
 #include "model/lm/lm_quantised.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "core/context.h"
@@ -9,9 +10,10 @@
 #include "model/lm/feedforward/feedforward.h"
 #include "model/lm/mixers/attention.h"
 #include "model/lm/mixers/delta.h"
+#include "ops/quantised/blocks.h"
 #include "ops/quantised/tiles.h"
 
-#define RANDOM_ROWS 256 /* a multiple of the rows of a tile */
+#define RANDOM_ROWS 64 /* a multiple of the rows of a tile */
 
 /* Slots may be rows of one parameter: it may be tiled only if every slot starts at a tile. */
 static void mark_slots(carry_lm *lm, const carry_lm_sublayer *own) {
@@ -20,12 +22,15 @@ static void mark_slots(carry_lm *lm, const carry_lm_sublayer *own) {
         if (s->parameter >= 0) {
             carry_parameter *p = &lm->own.parameter[s->parameter];
             p->may_be_tiled = p->rank == 2 && p->shape[1] >= CARRY_QUANT_TILE_COLUMNS;
+            p->may_be_square = p->may_be_tiled;
         }
     }
     for (int slot = 0; slot < own->part->slots; slot++) {
         const carry_lm_slot *s = &own->slot[slot];
-        if (s->parameter >= 0 && s->first % CARRY_QUANT_TILE_ROWS != 0) {
-            lm->own.parameter[s->parameter].may_be_tiled = false;
+        if (s->parameter >= 0) {
+            carry_parameter *p = &lm->own.parameter[s->parameter];
+            p->may_be_tiled = p->may_be_tiled && s->first % CARRY_QUANT_TILE_ROWS == 0;
+            p->may_be_square = p->may_be_square && s->first % CARRY_QUANT_SQUARE_ROWS == 0;
         }
     }
 }
@@ -61,6 +66,26 @@ typedef struct encode_job {
     int64_t columns;
 } encode_job;
 
+/* Encodes all rows of 8-bit floats with the same scales, as published files do for 128 rows. */
+static void encode_square(const encode_job *j, int64_t rows) {
+    const int64_t block = j->format->block;
+    const int64_t blocks = j->columns / block;
+    for (int64_t b = 0; b < blocks; b++) {
+        float largest = 1e-30f;
+        for (int64_t i = 0; i < rows * block; i++) {
+            largest = fmaxf(largest, fabsf(j->from[i / block * j->columns + b * block + i % block]));
+        }
+        const float scale = largest / 448.0f;
+        for (int64_t row = 0; row < rows; row++) {
+            unsigned char *to = j->to + (size_t)(row * blocks + b) * j->format->bytes;
+            carry_block_put_f32(to, scale);
+            for (int64_t i = 0; i < block; i++) {
+                to[sizeof scale + (size_t)i] = carry_f8_from_f32(j->from[row * j->columns + b * block + i] / scale);
+            }
+        }
+    }
+}
+
 static void encode_rows(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const encode_job *j = argument;
@@ -88,7 +113,11 @@ carry_status carry_lm_start_quantised(carry_lm *lm, int64_t index, uint64_t seed
                                      (float)lm->config.initializer_range);
     }
     if (status == CARRY_OK) {
-        carry_parallel(lm->ctx, rows, 16, encode_rows, &j);
+        if (format == &carry_quant_fp8_block) {
+            encode_square(&j, rows);
+        } else {
+            carry_parallel(lm->ctx, rows, 16, encode_rows, &j);
+        }
         status = carry_parameters_put_blocks(&lm->own, index, j.to, rows);
     }
     free(from);

@@ -176,10 +176,10 @@ static cudaDataType data_type(carry_dtype dtype) {
 }
 
 /* A row-major array of rows x columns is a column-major array of columns x rows. */
-static bool make_layout(const blaslt *lt, cublasLtMatrixLayout_t *layout, carry_dtype dtype, int64_t rows,
+static bool make_layout(const blaslt *lt, cublasLtMatrixLayout_t *layout, cudaDataType type, int64_t rows,
                         int64_t columns, int64_t row, int64_t next, int64_t count) {
     int32_t batch = (int32_t)count;
-    return lt->call.cublasLtMatrixLayoutCreate(layout, data_type(dtype), (uint64_t)columns, (uint64_t)rows, row) ==
+    return lt->call.cublasLtMatrixLayoutCreate(layout, type, (uint64_t)columns, (uint64_t)rows, row) ==
                CUBLAS_STATUS_SUCCESS &&
            lt->call.cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
                                                      sizeof batch) == CUBLAS_STATUS_SUCCESS &&
@@ -199,24 +199,45 @@ static bool set_bias(const blaslt *lt, const plan *made, const carry_device_prod
                                                    sizeof p->bias) == CUBLAS_STATUS_SUCCESS;
 }
 
+/* The scales of 8-bit floats, whose pointers differ in every call too. */
+static bool set_scales(const blaslt *lt, const plan *made, const carry_device_product *p) {
+    const int32_t row = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    const int32_t first = p->b_is_square ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F : row;
+    const struct {
+        cublasLtMatmulDescAttributes_t which;
+        const void *value;
+        size_t bytes;
+    } set[] = {{CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &first, sizeof first},
+               {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &row, sizeof row},
+               {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->b_scales, sizeof p->b_scales},
+               {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->a_scales, sizeof p->a_scales}};
+    bool fine = true;
+    for (size_t i = 0; p->a_scales != NULL && i < sizeof set / sizeof set[0]; i++) {
+        fine = fine && lt->call.cublasLtMatmulDescSetAttribute(made->product, set[i].which, set[i].value,
+                                                               set[i].bytes) == CUBLAS_STATUS_SUCCESS;
+    }
+    return fine;
+}
+
 /* cuBLASLt's first operand is b and its second is a. */
 static bool make_descriptors(const blaslt *lt, plan *made, const carry_device_product *p) {
     cublasOperation_t first = p->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t second = p->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t after = epilogue(p);
+    const cudaDataType type = p->a_scales != NULL ? CUDA_R_8F_E4M3 : data_type(p->type);
     return lt->call.cublasLtMatmulDescCreate(&made->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
            lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &after,
                                                    sizeof after) == CUBLAS_STATUS_SUCCESS &&
-           set_bias(lt, made, p) &&
+           set_bias(lt, made, p) && set_scales(lt, made, p) &&
            lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) ==
                CUBLAS_STATUS_SUCCESS &&
            lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_TRANSB, &second,
                                                    sizeof second) == CUBLAS_STATUS_SUCCESS &&
-           make_layout(lt, &made->a, p->type, p->a_transposed ? p->k : p->m, p->a_transposed ? p->m : p->k, p->a_row,
+           make_layout(lt, &made->a, type, p->a_transposed ? p->k : p->m, p->a_transposed ? p->m : p->k, p->a_row,
                        p->a_next, p->count) &&
-           make_layout(lt, &made->b, p->type, p->b_transposed ? p->n : p->k, p->b_transposed ? p->k : p->n, p->b_row,
+           make_layout(lt, &made->b, type, p->b_transposed ? p->n : p->k, p->b_transposed ? p->k : p->n, p->b_row,
                        p->b_next, p->count) &&
-           make_layout(lt, &made->c, p->c_type, p->m, p->n, p->c_row, p->c_next, p->count);
+           make_layout(lt, &made->c, data_type(p->c_type), p->m, p->n, p->c_row, p->c_next, p->count);
 }
 
 static const int RESULTS = 8;     /* results to request from the heuristics */
@@ -386,7 +407,7 @@ extern "C" carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_pro
     }
     CARRY_TRY(workspace_of(ctx, lt, p, &workspace));
     const plan *found = plan_of(lt, p, workspace != NULL);
-    if (!found->usable || !set_bias(lt, found, p)) {
+    if (!found->usable || !set_bias(lt, found, p) || !set_scales(lt, found, p)) {
         return CARRY_OK;
     }
     const float one = 1.0f;

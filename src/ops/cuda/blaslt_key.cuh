@@ -48,6 +48,8 @@ static carry_device_product key_of(const carry_device_product *p, bool has_works
     key.ordinal = has_workspace ? p->ordinal : -1 - p->ordinal;
     key.bias = p->bias != NULL ? (const void *)(uintptr_t)alignment(p->bias) : NULL;
     key.gelu = p->gelu;
+    key.b_is_square = p->b_is_square;
+    key.a_scales = p->a_scales != NULL ? (const float *)(uintptr_t)1 : NULL;
     return key;
 }
 

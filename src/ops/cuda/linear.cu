@@ -172,9 +172,24 @@ static carry_tensor joined(const carry_tensor *parts, int count, int along) {
     return all;
 }
 
+/* Maps from `first` on whose weights are quantised, if they are faster together; *count: their number. */
+static carry_status quantised_together(carry_ctx *ctx, const carry_merged_linear_args *args, int first, int *count) {
+    matrix y[CARRY_MAX_MERGED_MAPS];
+    int maps = 0;
+    for (int i = first; i < args->maps && args->W[i].dtype == CARRY_QUANTISED; i++) {
+        y[maps++] = matrix_of(args->y[i], false);
+    }
+    return quantised_linears(ctx, args->x.device, y, args->x.shape[0], matrix_of(args->x, false), args->W + first, maps,
+                             count);
+}
+
 extern "C" carry_status carry_cuda_merged_linear(carry_ctx *ctx, const carry_merged_linear_args *args) {
     for (int first = 0, count; first < args->maps; first += count) {
         if (args->W[first].dtype == CARRY_QUANTISED) {
+            CARRY_TRY(quantised_together(ctx, args, first, &count));
+            if (count > 0) {
+                continue;
+            }
             count = 1;
             CARRY_TRY(quantised_linear(ctx, args->x.device, matrix_of(args->y[first], false), args->x.shape[0],
                                        matrix_of(args->x, false), args->W[first], NULL));

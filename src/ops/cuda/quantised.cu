@@ -1,8 +1,9 @@
 /* Quantised weights on NVIDIA GPUs: packed into tiles (ops/quantised/tiles.h), decoded, and multiplied.
 
-   For a few rows of activations on a Hopper GPU, the weight is read in its quantised form (quantised_hopper.cuh).
-   Otherwise its rows are decoded into a buffer in the type of the activations, DECODED_BYTES at a time, and
-   multiplied like other weights. */
+   For a few rows of activations on a Hopper GPU, the weight is read in its quantised form (quantised_hopper.cuh). For
+   many rows in bf16, 8-bit floats are multiplied with 8-bit activations (quantised_fp8_hopper.cu). Otherwise its rows
+   are decoded into a buffer in the type of the activations, DECODED_BYTES at a time, and multiplied like other
+   weights. */
 #include "ops/cuda/quantised.cuh"
 #include "ops/cuda/linear.cuh"
 #include "ops/cuda/quantised_linear.cuh"
@@ -10,7 +11,6 @@
 using namespace quantised;
 
 constexpr int64_t FEW_ROWS = 2 * CARRY_TILE_PRODUCT_ROWS;
-constexpr size_t DECODED_BYTES = (size_t)1 << 27; /* at least the widest matrix of a layer of a 4B model */
 
 struct source {
     const unsigned char *blocks; /* rows of blocks */
@@ -49,8 +49,10 @@ static __global__ void pack_factors(carry_quant_tiles l, source from, unsigned c
 
 /* A thread packs the 16 bytes of one lane. */
 static __global__ void pack_codes(carry_quant_tiles l, source from, unsigned char *to) {
-    const int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, each = (int64_t)(l.scales_at / 16);
-    const int tile = (int)(at / each), unit = (int)(at % each) / 32, g = (int)(at % 32) / 4, t = (int)(at % 4);
+    const int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int pieces = (int)(l.code_bytes / 512); /* of a unit; 512 bytes belong to the lanes of a warp */
+    const int64_t each = l.units * pieces * 32;
+    const int tile = (int)(at / each), piece = (int)(at % each) / 32, g = (int)(at % 32) / 4, t = (int)(at % 4);
     unsigned words[4];
     if (tile >= (from.count + 15) / 16) {
         return;
@@ -59,15 +61,16 @@ static __global__ void pack_codes(carry_quant_tiles l, source from, unsigned cha
         const int row = tile * 16 + g + w % 2 * 8;
         words[w] = 0;
         for (int i = 0; i < 32 / l.bits; i++) {
-            const int column =
-                l.bits == 8 ? unit * 32 + 8 * t + w / 2 * 4 + i : unit * 64 + w / 2 * 32 + 8 * t + 2 * (i % 4) + i / 4;
+            const int column = l.bits == 8 ? piece * 32 + 8 * t + w / 2 * 4 + i
+                                           : piece * 64 + w / 2 * 32 + 8 * t + 2 * (i % 4) + i / 4;
             const int code = element_at(l, from, row, column).code;
             words[w] |= l.format == CARRY_QUANT_IS_fp8_block ? (unsigned)code << (8 * i)
                         : l.bits == 8                        ? (unsigned)((code + 128) & 255) << (8 * i)
                                                              : (unsigned)((code + 8) & 15) << (4 * i);
         }
     }
-    ((uint4 *)(to + (size_t)tile * l.tile_bytes))[at % each] = make_uint4(words[0], words[1], words[2], words[3]);
+    unsigned char *unit = to + (size_t)tile * l.tile_bytes + (size_t)(piece / pieces) * l.unit_bytes;
+    ((uint4 *)unit)[piece % pieces * 32 + at % 32] = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 /* A thread packs the scales and minima of rows g and g + 8 for one group. */
@@ -78,15 +81,16 @@ static __global__ void pack_scales(carry_quant_tiles l, source from, unsigned ch
         return;
     }
     unsigned char *own = to + (size_t)tile * l.tile_bytes;
+    unsigned char *unit = own + (size_t)(group * l.group / CARRY_QUANT_UNIT_COLUMNS) * l.unit_bytes;
     const int index = scale_index(l, g, group);
     for (int second = 0; second < 2; second++) {
         const element e = element_at(l, from, tile * 16 + g + second * 8, group * l.group);
         const float factor = ((const float *)(own + l.factors_at))[g + second * 8];
         if (l.has_wide_scales) {
-            ((float *)(own + l.scales_at))[index + second] = e.scale;
+            ((float *)(unit + l.code_bytes))[index + second] = e.scale;
             continue;
         }
-        uint16_t *scales = (uint16_t *)(own + l.scales_at);
+        uint16_t *scales = (uint16_t *)(unit + l.code_bytes);
         scales[index + second] = type_f16::narrow(e.scale / factor);
         if (l.has_minimum) {
             scales[index + 2 + second] = type_f16::narrow(e.minimum / factor);
@@ -105,10 +109,10 @@ extern "C" carry_status carry_cuda_quantised_pack(carry_ctx *ctx, carry_tensor W
     (void)carry_quant_tiles_of_tensor(&l, &W); /* checked by the caller */
     const source from = {(const unsigned char *)blocks, carry_quant_row_bytes(format, W.shape[1]), (int)format->block,
                          (int)format->bytes, (int)W.shape[0]};
-    const int groups = (int)((l.chunks * CARRY_QUANT_TILE_COLUMNS + l.group - 1) / l.group);
-    const int64_t lanes = l.tiles * (int64_t)(l.scales_at / 16), records = l.tiles * groups * 8;
+    const int groups = (int)(l.units * CARRY_QUANT_UNIT_COLUMNS / l.group);
+    const int64_t lanes = l.tiles * l.units * (int64_t)(l.code_bytes / 16), records = l.tiles * groups * 8;
     CARRY_TRY(open_place(ctx, &at, W.device));
-    if (l.tiles < 1 || l.chunks < 1) {
+    if (l.tiles < 1 || l.units < 1) {
         return CARRY_OK;
     }
     if (lanes / THREADS >= INT32_MAX || records / THREADS >= INT32_MAX) {
@@ -205,8 +209,10 @@ static carry_status by_decoding(carry_ctx *ctx, const place &at, const carry_qua
 }
 
 /* Multiplies with the quantised weight directly, CARRY_TILE_PRODUCT_ROWS rows of activations at a time. */
-static carry_status by_tiles(carry_ctx *ctx, const place &at, const carry_quant_tiles &l, matrix c, int64_t m, matrix a,
-                             const carry_tensor &W, const void *base) {
+carry_status quantised_by_tiles(carry_ctx *ctx, const place &at, matrix c, int64_t m, matrix a, const carry_tensor &W,
+                                const void *base) {
+    carry_quant_tiles l;
+    (void)carry_quant_tiles_of_tensor(&l, &W);
     carry_tile_product p = {};
     p.maps[0] = carry_tile_map{(const unsigned char *)W.data, (int)l.rows, 0, 0};
     p.count = 1;
@@ -227,6 +233,23 @@ static carry_status by_tiles(carry_ctx *ctx, const place &at, const carry_quant_
     return CARRY_OK;
 }
 
+/* Memory must not be allocated in a recorded step. */
+static bool is_recorded(const place &at) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    (void)cudaStreamIsCapturing(at.stream, &capture);
+    return capture != cudaStreamCaptureStatusNone;
+}
+
+carry_status quantised_linears(carry_ctx *ctx, int device, const matrix *c, int64_t m, const matrix &a,
+                               const carry_tensor *W, int count, int *done) {
+    place at = {};
+    *done = 0;
+    CARRY_TRY(open_place(ctx, &at, device));
+    return is_recorded(at) || !carry_cuda_tile_product_works(at.ordinal)
+               ? CARRY_OK
+               : quantised_fp8(ctx, at, c, m, a, W, count, NULL, done);
+}
+
 carry_status quantised_linear(carry_ctx *ctx, int device, matrix c, int64_t m, matrix a, const carry_tensor &W,
                               const void *base) {
     carry_quant_tiles l;
@@ -245,11 +268,12 @@ carry_status quantised_linear(carry_ctx *ctx, int device, matrix c, int64_t m, m
                        "the base of a product cannot be copied");
         base = c.data;
     }
-    /* Memory must not be allocated in a recorded step. */
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    (void)cudaStreamIsCapturing(at.stream, &capture);
-    const bool is_few =
-        (m <= FEW_ROWS || capture != cudaStreamCaptureStatusNone) && a.type != CARRY_F16 && c.type != CARRY_F16;
-    return is_few && carry_cuda_tile_product_works(at.ordinal) ? by_tiles(ctx, at, l, c, m, a, W, base)
-                                                               : by_decoding(ctx, at, l, c, m, a, W, device, base);
+    const bool is_few = (m <= FEW_ROWS || is_recorded(at)) && a.type != CARRY_F16 && c.type != CARRY_F16;
+    const bool works = carry_cuda_tile_product_works(at.ordinal);
+    if (is_few && works) {
+        return quantised_by_tiles(ctx, at, c, m, a, W, base);
+    }
+    int done = 0;
+    CARRY_TRY(works && !is_recorded(at) ? quantised_fp8(ctx, at, &c, m, a, &W, 1, base, &done) : CARRY_OK);
+    return done == 1 ? CARRY_OK : by_decoding(ctx, at, l, c, m, a, W, device, base);
 }

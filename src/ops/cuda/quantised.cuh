@@ -80,10 +80,11 @@ static __device__ __forceinline__ float f8_of(unsigned byte) {
     return 256.0f * __half2float(__ushort_as_half((unsigned short)((byte & 0x80u) << 8 | (byte & 0x7fu) << 7)));
 }
 
-/* The index, in elements of their type, of a tile's scale of row g or g + 8 and a group; the minimum is two further
+/* The index, in elements of their type, of a unit's scale of row g or g + 8 and a group; the minimum is two further
    on. */
 static __device__ __forceinline__ int scale_index(const carry_quant_tiles &l, int g, int group) {
     const int parts = l.has_minimum ? 2 : 1;
+    group %= CARRY_QUANT_UNIT_COLUMNS / l.group;
     if (l.group >= CARRY_QUANT_TILE_COLUMNS) {
         return (group * 8 + g) * parts * 2;
     }
@@ -96,18 +97,19 @@ static __device__ __forceinline__ int scale_index(const carry_quant_tiles &l, in
 static __device__ __forceinline__ void decode_8_columns(float (&to)[8], const carry_quant_tiles &l,
                                                         const unsigned char *tile, int row, int column) {
     const int g = row % 8, second = row / 8, lane = 4 * g + column % 32 / 8;
-    const int index = scale_index(l, g, column / l.group) + second;
+    const int index = scale_index(l, g, column / l.group) + second, in_unit = column % CARRY_QUANT_UNIT_COLUMNS;
     const float factor = ((const float *)(tile + l.factors_at))[row];
+    const unsigned char *unit = tile + (size_t)(column / CARRY_QUANT_UNIT_COLUMNS) * l.unit_bytes;
     float scale, minimum = 0.0f;
     if (l.has_wide_scales) {
-        scale = ((const float *)(tile + l.scales_at))[index] * factor;
+        scale = ((const float *)(unit + l.code_bytes))[index] * factor;
     } else {
-        const uint16_t *scales = (const uint16_t *)(tile + l.scales_at);
+        const uint16_t *scales = (const uint16_t *)(unit + l.code_bytes);
         scale = __half2float(__ushort_as_half(scales[index])) * factor;
         minimum = l.has_minimum ? __half2float(__ushort_as_half(scales[index + 2])) * factor : 0.0f;
     }
     if (l.bits == 8) {
-        const unsigned *words = (const unsigned *)(tile + (size_t)(column / 32) * 512 + lane * 16) + second;
+        const unsigned *words = (const unsigned *)(unit + in_unit / 32 * 512 + lane * 16) + second;
         const unsigned word[2] = {words[0], words[2]};
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -115,7 +117,7 @@ static __device__ __forceinline__ void decode_8_columns(float (&to)[8], const ca
             to[i] = (l.format == CARRY_QUANT_IS_fp8_block ? f8_of(byte) : (float)((int)byte - 128)) * scale - minimum;
         }
     } else {
-        const unsigned *words = (const unsigned *)(tile + (size_t)(column / 64) * 512 + lane * 16) + second;
+        const unsigned *words = (const unsigned *)(unit + in_unit / 64 * 512 + lane * 16) + second;
         const unsigned word = words[column % 64 / 32 * 2];
 #pragma unroll
         for (int i = 0; i < 8; i++) {

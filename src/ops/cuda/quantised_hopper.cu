@@ -1,12 +1,18 @@
 /* Launches products with quantised matrices in tiles. */
 #include "ops/cuda/quantised_hopper.cuh"
+#include "ops/cuda/quantised_stream_hopper.cuh"
+
+#include <atomic>
 
 #include "device/cuda.h"
 
 namespace quantised {
 
 constexpr int SLOTS = 132 * 4; /* blocks that keep an H200 reading */
-constexpr size_t MOST_MEMORY = 100 * 1024, LAST_MEMORY = 200 * 1024;
+constexpr int CLUSTER_MOST = 8;
+/* Bytes of shared memory: of a block if two fit on a multiprocessor, of a single block, and of x. */
+constexpr size_t MOST_MEMORY = 100 * 1024;
+constexpr int PAIR_MEMORY = 111 * 1024, LAST_MEMORY = 220 * 1024, X_MEMORY = 96 * 1024;
 
 struct launch_place {
     carry_ctx *ctx;
@@ -39,12 +45,12 @@ static carry_status put(const launch_place &place, const carry_tile_product &p, 
     const int tiles = p.output == CARRY_TILE_SWIGLU ? p.tiles : (p.tiles + RT - 1) / RT;
     /* Clusters keep multiprocessors busy if there are few tiles, and give more memory to many sequences. */
     int cluster = 1;
-    while (cluster < 8 && ((tiles * cluster < SLOTS / 2 && p.chunks >= 2 * WARPS * cluster) ||
-                           (size_t)memory_for<F, NT, RT>(p.chunks, sequences, cluster).bytes > MOST_MEMORY)) {
+    while (cluster < 8 && ((tiles * cluster < SLOTS / 2 && 2 * p.units >= 2 * WARPS * cluster) ||
+                           (size_t)memory_for<F, NT, RT>(2 * p.units, sequences, cluster).bytes > MOST_MEMORY)) {
         cluster *= 2;
     }
-    const size_t bytes = (size_t)memory_for<F, NT, RT>(p.chunks, sequences, cluster).bytes;
-    if (bytes > LAST_MEMORY) {
+    const size_t bytes = (size_t)memory_for<F, NT, RT>(2 * p.units, sequences, cluster).bytes;
+    if (bytes > (size_t)LAST_MEMORY) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "a product of %d sequences with a quantised matrix of %d columns",
                           sequences, p.columns);
     }
@@ -60,11 +66,83 @@ static carry_status put(const launch_place &place, const carry_tile_product &p, 
     return CARRY_OK;
 }
 
+/* Multiprocessors of a GPU, asked for once. */
+static int multiprocessors(int ordinal) {
+    static std::atomic<int> known[CARRY_MAX_DEVICES];
+    int count = ordinal < CARRY_MAX_DEVICES ? known[ordinal].load() : 0;
+    if (count == 0 && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, ordinal) == cudaSuccess &&
+        ordinal < CARRY_MAX_DEVICES) {
+        known[ordinal].store(count);
+    }
+    return count;
+}
+
+/* Tiles of the block that has most, compared with the mean. */
+static double unevenness(int tiles, int blocks) {
+    return (double)((tiles + blocks - 1) / blocks) * blocks / tiles;
+}
+
+template <class F, int NT, int W>
+static carry_status put_stream(const launch_place &place, const carry_tile_product &p, const stream_plan &plan,
+                               int sequences) {
+    carry_ctx *ctx = place.ctx;
+    const int ordinal = place.ordinal, clusters = multiprocessors(ordinal) / plan.cluster;
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(stream<F, NT, W>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes),
+                   "shared memory of a product with a quantised matrix");
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = config_of(place, attributes, min(plan.items, clusters) * plan.cluster, 32 * W,
+                                          (size_t)plan.bytes, plan.cluster);
+    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, stream<F, NT, W>, p, plan, sequences),
+                   "a product with a quantised matrix cannot be launched");
+    return CARRY_OK;
+}
+
+/* Chooses the cluster: two blocks share the columns if tiles are few, more blocks if x of many sequences would need too
+   much memory. Returns false if no size fits. */
+template <class F, int NT, int W>
+static bool plan_stream(stream_plan *plan, const carry_tile_product &p, int sequences, int ordinal) {
+    const int all = multiprocessors(ordinal);
+    const bool in_pairs = NT == 1 && p.norm == NULL && unevenness(p.tiles, all) > 1.3;
+    for (int cluster = in_pairs ? 2 : 1; cluster <= CLUSTER_MOST; cluster *= 2) {
+        if (stream_plan_for<F, NT, W>(plan, p, sequences, all, cluster, NT == 1 ? PAIR_MEMORY : LAST_MEMORY) &&
+            plan->sums_at <= X_MEMORY) {
+            return true;
+        }
+    }
+    return false;
+}
+
+template <class F> static carry_status put_few(const launch_place &place, const carry_tile_product &p, int sequences) {
+    return p.output == CARRY_TILE_SWIGLU || sequences > 4 ? put<F, 1, 2, 2, 3>(place, p, sequences)
+                                                          : put<F, 1, 1, 4, 3>(place, p, sequences);
+}
+
+/* Up to 8 sequences and 4 bits: decoding takes longer than reading, and more blocks decode faster (471 instead of 412
+   tokens/s for a 4B shape). */
 template <class F> static carry_status put_form(const launch_place &place, const carry_tile_product &p, int sequences) {
-    return sequences > 16                                   ? put<F, 4, 2, 2, 2>(place, p, sequences)
-           : sequences > 8                                  ? put<F, 2, 2, 2, 2>(place, p, sequences)
-           : p.output == CARRY_TILE_SWIGLU || sequences > 4 ? put<F, 1, 2, 2, 3>(place, p, sequences)
-                                                            : put<F, 1, 1, 4, 3>(place, p, sequences);
+    stream_plan plan;
+    if constexpr (F::BITS == 8) {
+        if (sequences <= 8 && plan_stream<F, 1, 12>(&plan, p, sequences, place.ordinal)) {
+            return put_stream<F, 1, 12>(place, p, plan, sequences);
+        }
+    }
+    if (sequences <= 8) {
+        return put_few<F>(place, p, sequences);
+    }
+    if (sequences <= 16 && plan_stream<F, 2, 16>(&plan, p, sequences, place.ordinal)) {
+        return put_stream<F, 2, 16>(place, p, plan, sequences);
+    }
+    if (sequences > 16 && plan_stream<F, 4, 16>(&plan, p, sequences, place.ordinal)) {
+        return put_stream<F, 4, 16>(place, p, plan, sequences);
+    }
+    const int half = (sequences / 2 + 7) / 8 * 8; /* the columns are too many for all sequences together */
+    carry_tile_product rest = p;
+    rest.x = (const char *)p.x + (size_t)(half * p.x_stride) * (p.x_is_wide ? sizeof(float) : sizeof(uint16_t));
+    rest.y = (char *)p.y + (size_t)(half * p.y_stride) * (p.y_is_wide ? sizeof(float) : sizeof(uint16_t));
+    rest.base = p.base != NULL ? (const char *)p.base + ((const char *)rest.y - (const char *)p.y) : NULL;
+    rest.h = p.h != NULL ? p.h + half * p.y_stride : NULL;
+    CARRY_TRY(put_form<F>(place, p, half));
+    return put_form<F>(place, rest, sequences - half);
 }
 
 } // namespace quantised

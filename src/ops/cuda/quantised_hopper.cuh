@@ -153,7 +153,8 @@ static __global__ __launch_bounds__(THREADS, BLOCKS) void few(const __grid_const
     extern __shared__ __align__(16) unsigned char memory[];
     const int cluster = (int)cg::this_cluster().num_blocks(), rank = (int)cg::this_cluster().block_rank();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const memory_of m = memory_for<F, NT, RT>(p.chunks, sequences, cluster);
+    const int chunks = 2 * p.units;
+    const memory_of m = memory_for<F, NT, RT>(chunks, sequences, cluster);
     const int first = rank * WARPS + warp, parts = cluster * WARPS;
     place_of at_tile[RT];
 #pragma unroll
@@ -171,11 +172,10 @@ static __global__ __launch_bounds__(THREADS, BLOCKS) void few(const __grid_const
     piece<F> pieces[DEPTH][RT];
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
-        if (first + d * parts < p.chunks) {
+        if (first + d * parts < chunks) {
 #pragma unroll
             for (int r = 0; r < RT; r++) {
-                load<F>(pieces[d][r], at_tile[r].tile, at_tile[r].tile + p.scales_at, first + d * parts, p.group_shift,
-                        lane);
+                load<F>(pieces[d][r], at_tile[r].tile, p, first + d * parts, lane);
             }
         }
     }
@@ -192,11 +192,11 @@ static __global__ __launch_bounds__(THREADS, BLOCKS) void few(const __grid_const
     __syncthreads();
     float c[RT][NT][4] = {};
     const float *sums = (const float *)(memory + m.sums_at);
-    for (int at = first, local = warp; at < p.chunks; at += DEPTH * parts, local += DEPTH * WARPS) {
+    for (int at = first, local = warp; at < chunks; at += DEPTH * parts, local += DEPTH * WARPS) {
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
             const int chunk = at + d * parts, here = local + d * WARPS;
-            if (chunk < p.chunks) {
+            if (chunk < chunks) {
                 uint4 x[NT][2];
 #pragma unroll
                 for (int n = 0; n < 2 * NT; n++) {
@@ -209,9 +209,8 @@ static __global__ __launch_bounds__(THREADS, BLOCKS) void few(const __grid_const
 #pragma unroll
                 for (int r = 0; r < RT; r++) {
                     add_chunk<F, NT>(c[r], pieces[d][r], x, sums + here * 8 * NT, t);
-                    if (chunk + DEPTH * parts < p.chunks) {
-                        load<F>(pieces[d][r], at_tile[r].tile, at_tile[r].tile + p.scales_at, chunk + DEPTH * parts,
-                                p.group_shift, lane);
+                    if (chunk + DEPTH * parts < chunks) {
+                        load<F>(pieces[d][r], at_tile[r].tile, p, chunk + DEPTH * parts, lane);
                     }
                 }
             }

@@ -5,9 +5,22 @@
 #include "ops/cuda/linear.cuh"
 #include "ops/quantised/tile_product.h"
 
+/* Bytes of rows that are decoded or copied at once: at least the widest matrix of a layer of a 4B model. */
+constexpr size_t DECODED_BYTES = (size_t)1 << 27;
+
 /* c = a W^T for m rows of a, plus base unless that is NULL. */
 carry_status quantised_linear(carry_ctx *ctx, int device, matrix c, int64_t m, matrix a, const carry_tensor &W,
                               const void *base);
+/* The same for several weights, without a base, if the products are faster together. *done: the number of weights, from
+   the first on, that have been used. */
+carry_status quantised_linears(carry_ctx *ctx, int device, const matrix *c, int64_t m, const matrix &a,
+                               const carry_tensor *W, int count, int *done);
+/* The same with activations rounded to 8 bits, for many rows and weights of 8-bit floats (quantised_fp8_hopper.cu). */
+carry_status quantised_fp8(carry_ctx *ctx, const place &at, const matrix *c, int64_t m, const matrix &a,
+                           const carry_tensor *W, int count, const void *base, int *done);
+/* c = a W^T by reading the tiles, CARRY_TILE_PRODUCT_ROWS rows of a at a time. base is c or NULL. */
+carry_status quantised_by_tiles(carry_ctx *ctx, const place &at, matrix c, int64_t m, matrix a, const carry_tensor &W,
+                                const void *base);
 /* Gathers rows of the table by number, on the device of y. */
 carry_status quantised_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, const int64_t *ids);
 /* Decodes the whole weight into new memory, to be freed with carry_cuda_free_on on the context's stream. */

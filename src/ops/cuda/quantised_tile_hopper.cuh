@@ -161,23 +161,27 @@ template <class F> struct piece {
     unsigned scales[F::SCALE_WORDS];
 };
 
-template <class F>
-static __device__ __forceinline__ void load(piece<F> &to, const unsigned char *codes, const unsigned char *scales,
-                                            int chunk, int group_shift, int lane) {
-    constexpr int BYTES = ROWS * CHUNK * F::BITS / 8;
+/* Index of a lane's first word in the scales of a unit, for the first or the second chunk of the unit. */
+template <class F> static __device__ __forceinline__ int scale_words_at(int half, int group_shift, int lane) {
     const int g = lane / 4;
+    return (F::OF_SUMS       ? (half >> group_shift) * 8 + g
+            : F::GROUP == 32 ? half * 8 + g
+                             : (half * 8 + g) * 2 + lane % 4 / 2) *
+           F::SCALE_WORDS;
+}
+
+template <class F>
+static __device__ __forceinline__ void load(piece<F> &to, const unsigned char *tile, const carry_tile_product &p,
+                                            int chunk, int lane) {
+    constexpr int BYTES = ROWS * CHUNK * F::BITS / 8;
+    const int half = chunk % 2;
+    const unsigned char *codes = tile + (size_t)(chunk / 2) * p.unit_bytes + half * BYTES;
 #pragma unroll
     for (int u = 0; u < F::UNITS; u++) {
-        to.codes[u] = load_once(codes + (size_t)chunk * BYTES + u * 512 + lane * 16);
+        to.codes[u] = load_once(codes + u * 512 + lane * 16);
     }
-    const unsigned *from = (const unsigned *)scales;
-    if constexpr (F::OF_SUMS) {
-        from += ((chunk >> group_shift) * 8 + g) * F::SCALE_WORDS;
-    } else if constexpr (F::GROUP == 32) {
-        from += (chunk * 8 + g) * F::SCALE_WORDS;
-    } else {
-        from += ((chunk * 8 + g) * 2 + lane % 4 / 2) * F::SCALE_WORDS;
-    }
+    const unsigned *from =
+        (const unsigned *)(codes + (2 - half) * BYTES) + scale_words_at<F>(half, p.group_shift, lane);
     if constexpr (F::SCALE_WORDS == 4) {
         *(uint4 *)to.scales = __ldg((const uint4 *)from);
     } else if constexpr (F::SCALE_WORDS == 2) {
@@ -268,21 +272,26 @@ struct place_of {
     int row, rows, y_at; /* row: first row of the tile; rows: of the matrix */
 };
 
-static __device__ __forceinline__ void store(const carry_tile_product &p, int sequence, int column, float sum) {
+static __device__ __forceinline__ void put_sum(const carry_tile_product &p, int sequence, int column, float sum) {
     const int64_t at = sequence * p.y_stride + column;
-    if (p.output == CARRY_TILE_ADD) {
-        if (p.h != nullptr) {
-            sum += __ldcg(p.h + at);
-            p.h[at] = sum;
-        } else {
-            sum += p.y_is_wide ? ((const float *)p.base)[at] : __bfloat162float(((const __nv_bfloat16 *)p.base)[at]);
-        }
+    if (p.output == CARRY_TILE_ADD && p.h != nullptr) {
+        p.h[at] = sum;
     }
     if (p.y_is_wide) {
         ((float *)p.y)[at] = sum;
     } else {
         ((__nv_bfloat16 *)p.y)[at] = __float2bfloat16_rn(sum);
     }
+}
+
+static __device__ __forceinline__ void store(const carry_tile_product &p, int sequence, int column, float sum) {
+    const int64_t at = sequence * p.y_stride + column;
+    if (p.output == CARRY_TILE_ADD && p.h != nullptr) {
+        sum += __ldcg(p.h + at);
+    } else if (p.output == CARRY_TILE_ADD) {
+        sum += p.y_is_wide ? ((const float *)p.base)[at] : __bfloat162float(((const __nv_bfloat16 *)p.base)[at]);
+    }
+    put_sum(p, sequence, column, sum);
 }
 
 } // namespace quantised

@@ -207,46 +207,54 @@ INLINE float row_q4_k(const unsigned char *w, int64_t blocks, const int8_t *x, c
     return vaddvq_f32(vsubq_f32(vaddq_f32(even, odd), less));
 }
 
-/* Two sub-blocks of 16 that share one scale of x: their sums times their own scales, in integers. */
-INLINE int32x4_t dot_scaled(int8x16_t w0, int8x16_t w1, const int8_t *x, const int8_t *scales) {
-    const int32x4_t zero = vdupq_n_s32(0);
-    const int32x4_t first = vdotq_s32(zero, w0, vld1q_s8(x));
-    const int32x4_t second = vdotq_s32(zero, w1, vld1q_s8(x + 16));
-    return vmlaq_n_s32(vmulq_n_s32(first, scales[0]), second, scales[1]);
-}
+/* Two sub-blocks of 16 that share one scale of x: their sums times lanes `lane` and `lane` + 1 of `scales`. */
+#define DOT_SCALED(w0, w1, x, scales, lane)                                          \
+    vmlaq_laneq_s32(vmulq_laneq_s32(vdotq_s32(zero, w0, vld1q_s8(x)), scales, lane), \
+                    vdotq_s32(zero, w1, vld1q_s8((x) + 16)), scales, (lane) + 1)
+/* The low nibbles of `low` with bits 0 and 1 of `high` above them; the high nibbles with bits 4 and 5 of `high`. */
+#define JOIN_LOW(low, high) vsubq_s8(vreinterpretq_s8_u8(vandq_u8(vsliq_n_u8(low, high, 4), six)), middle)
+#define JOIN_HIGH(low, high) vsubq_s8(vreinterpretq_s8_u8(vandq_u8(vsriq_n_u8(high, low, 4), six)), middle)
 
 INLINE float row_q6_k(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum) {
     (void)sum;
-    float32x4_t total = vdupq_n_f32(0.0f);
-    const uint8x16_t three = vdupq_n_u8(0x30);
+    float32x4_t even = vdupq_n_f32(0.0f);
+    float32x4_t odd = vdupq_n_f32(0.0f);
+    const uint8x16_t six = vdupq_n_u8(63);
     const int8x16_t middle = vdupq_n_s8(32);
+    const int32x4_t zero = vdupq_n_s32(0);
     for (int64_t b = 0; b < blocks; b++, w += 210, x += 256, scale += 8) {
         const float d = half_at(w + 208);
-        float32x4_t block = vdupq_n_f32(0.0f);
+        const int8x16_t s8 = vld1q_s8((const int8_t *)w + 192);
         __builtin_prefetch(w + AHEAD);
         __builtin_prefetch(w + AHEAD + 64);
         __builtin_prefetch(w + AHEAD + 128);
+#pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
+            const int16x8_t s16 = half == 0 ? vmovl_s8(vget_low_s8(s8)) : vmovl_high_s8(s8);
+            const int32x4_t s0 = vmovl_s16(vget_low_s16(s16));
+            const int32x4_t s1 = vmovl_high_s16(s16);
+            const float32x4_t by = vmulq_n_f32(vld1q_f32(scale + 4 * half), d);
             const uint8x16_t l0 = vld1q_u8(w + 64 * half), l1 = vld1q_u8(w + 64 * half + 16);
             const uint8x16_t l2 = vld1q_u8(w + 64 * half + 32), l3 = vld1q_u8(w + 64 * half + 48);
             const uint8x16_t h0 = vld1q_u8(w + 128 + 32 * half), h1 = vld1q_u8(w + 128 + 32 * half + 16);
-            const int8_t *s = (const int8_t *)w + 192 + 8 * half;
+            const uint8x16_t g0 = vshrq_n_u8(h0, 2), g1 = vshrq_n_u8(h1, 2);
             const int8_t *at = x + 128 * half;
-#define JOIN(nibbles, bits) vsubq_s8(vorrq_s8(nibbles, vreinterpretq_s8_u8(vandq_u8(bits, three))), middle)
-#define QUARTER(k, n0, n1, b0, b1)                                                                                \
-    block = vfmaq_n_f32(block, vcvtq_f32_s32(dot_scaled(JOIN(n0, b0), JOIN(n1, b1), at + 32 * (k), s + 2 * (k))), \
-                        scale[4 * half + (k)])
-            QUARTER(0, low_nibbles(l0), low_nibbles(l1), vshlq_n_u8(h0, 4), vshlq_n_u8(h1, 4));
-            QUARTER(1, low_nibbles(l2), low_nibbles(l3), vshlq_n_u8(h0, 2), vshlq_n_u8(h1, 2));
-            QUARTER(2, high_nibbles(l0), high_nibbles(l1), h0, h1);
-            QUARTER(3, high_nibbles(l2), high_nibbles(l3), vshrq_n_u8(h0, 2), vshrq_n_u8(h1, 2));
-#undef QUARTER
-#undef JOIN
+            const int32x4_t a = DOT_SCALED(JOIN_LOW(l0, h0), JOIN_LOW(l1, h1), at, s0, 0);
+            const int32x4_t c = DOT_SCALED(JOIN_LOW(l2, g0), JOIN_LOW(l3, g1), at + 32, s0, 2);
+            const int32x4_t e = DOT_SCALED(JOIN_HIGH(l0, h0), JOIN_HIGH(l1, h1), at + 64, s1, 0);
+            const int32x4_t f = DOT_SCALED(JOIN_HIGH(l2, g0), JOIN_HIGH(l3, g1), at + 96, s1, 2);
+            even = vfmaq_laneq_f32(even, vcvtq_f32_s32(a), by, 0);
+            odd = vfmaq_laneq_f32(odd, vcvtq_f32_s32(c), by, 1);
+            even = vfmaq_laneq_f32(even, vcvtq_f32_s32(e), by, 2);
+            odd = vfmaq_laneq_f32(odd, vcvtq_f32_s32(f), by, 3);
         }
-        total = vfmaq_n_f32(total, block, d);
     }
-    return vaddvq_f32(total);
+    return vaddvq_f32(vaddq_f32(even, odd));
 }
+
+#undef DOT_SCALED
+#undef JOIN_LOW
+#undef JOIN_HIGH
 
 typedef float (*row_function)(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale,
                               const float *sum);

@@ -45,6 +45,10 @@ carry_tensor carry_quant_view(const void *data, const carry_quant_format *format
 /* The format of a tensor of type CARRY_QUANTISED; NULL if it is not in the table. */
 const carry_quant_format *carry_quant_format_of(const carry_tensor *tensor);
 
+/* True if the format is fp8_block and rows 128 i to 128 i + 127 have the same scales, as in files with a scale for
+   128 x 128 elements. */
+bool carry_quant_is_square(const carry_quant_format *format, const void *blocks, int64_t rows, int64_t columns);
+
 /* Decodes columns first to first + count - 1 of row `row`; first is a multiple of the block. */
 void carry_quant_decode(const carry_tensor *W, int64_t row, int64_t first, int64_t count, float *to);
 /* Fails with a message that names the tensor if a scale is not finite. */

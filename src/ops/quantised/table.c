@@ -103,3 +103,17 @@ carry_status carry_quant_check(carry_ctx *ctx, const char *name, const carry_ten
     }
     return CARRY_OK;
 }
+
+bool carry_quant_is_square(const carry_quant_format *format, const void *blocks, int64_t rows, int64_t columns) {
+    const int64_t across = (columns + format->block - 1) / format->block;
+    const size_t row = carry_quant_row_bytes(format, columns);
+    bool is_square = format == &carry_quant_fp8_block;
+    for (int64_t r = 0; is_square && r < rows; r++) {
+        const unsigned char *first = (const unsigned char *)blocks + (size_t)(r / 128 * 128) * row;
+        const unsigned char *own = (const unsigned char *)blocks + (size_t)r * row;
+        for (int64_t b = 0; is_square && b < across; b++) {
+            is_square = memcmp(first + (size_t)b * format->bytes, own + (size_t)b * format->bytes, sizeof(float)) == 0;
+        }
+    }
+    return is_square;
+}

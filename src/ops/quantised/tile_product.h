@@ -23,9 +23,9 @@ typedef struct carry_tile_map {
 /* Matrices of one format with the same number of columns. x: [sequences, columns] in bf16 or f32; y: bf16 or f32. */
 typedef struct carry_tile_product {
     carry_tile_map maps[CARRY_TILE_PRODUCT_MAPS]; /* for SwiGLU: the gate and the other factor */
-    int count, tiles;                           /* number of matrices; number of tiles of all of them, or of the gate */
-    int format, columns, chunks, group_shift;   /* group_shift: a scale covers 64 << group_shift columns */
-    uint32_t scales_at, factors_at, tile_bytes; /* offsets and size in a tile, in bytes */
+    int count, tiles;                        /* number of matrices; number of tiles of all of them, or of the gate */
+    int format, columns, units, group_shift; /* group_shift: a scale covers 64 << group_shift columns */
+    uint32_t unit_bytes, factors_at, tile_bytes; /* sizes and an offset in a tile, in bytes */
     const void *x, *base;
     /* [columns]: x is replaced by x / rms(x) times (plus + norm). NULL: x is used unchanged. */
     const float *norm;

@@ -32,11 +32,9 @@ bool carry_quant_tiles_of(carry_quant_tiles *layout, int64_t format, int64_t row
         return false;
     }
     const int64_t tiles = (rows + CARRY_QUANT_TILE_ROWS - 1) / CARRY_QUANT_TILE_ROWS;
-    const int64_t chunks = (columns + CARRY_QUANT_TILE_COLUMNS - 1) / CARRY_QUANT_TILE_COLUMNS;
+    const int64_t units = (columns + CARRY_QUANT_UNIT_COLUMNS - 1) / CARRY_QUANT_UNIT_COLUMNS;
     const int bits = shapes[format].bits;
     const int group = shapes[format].group;
-    const int64_t records =
-        group > CARRY_QUANT_TILE_COLUMNS ? (chunks + 1) / 2 : chunks * (CARRY_QUANT_TILE_COLUMNS / group);
     const size_t each = shapes[format].has_wide_scales || shapes[format].has_minimum ? 64 : 32; /* 16 rows */
     *layout = (carry_quant_tiles){.format = (int)format,
                                   .bits = bits,
@@ -46,9 +44,10 @@ bool carry_quant_tiles_of(carry_quant_tiles *layout, int64_t format, int64_t row
                                   .rows = rows,
                                   .columns = columns,
                                   .tiles = tiles,
-                                  .chunks = chunks};
-    layout->scales_at = (size_t)chunks * (size_t)(CARRY_QUANT_TILE_ROWS * CARRY_QUANT_TILE_COLUMNS * bits / 8);
-    layout->factors_at = layout->scales_at + (size_t)records * each;
+                                  .units = units};
+    layout->code_bytes = (size_t)(CARRY_QUANT_TILE_ROWS * CARRY_QUANT_UNIT_COLUMNS * bits / 8);
+    layout->unit_bytes = layout->code_bytes + (size_t)(CARRY_QUANT_UNIT_COLUMNS / group) * each;
+    layout->factors_at = (size_t)units * layout->unit_bytes;
     layout->tile_bytes = aligned(layout->factors_at + CARRY_QUANT_TILE_ROWS * sizeof(float));
     return carry_size_product(&layout->all_bytes, &tiles, 1, layout->tile_bytes);
 }
@@ -58,6 +57,7 @@ carry_tensor carry_quant_tiles_view(int device, void *data, const carry_quant_ti
     carry_tensor view = carry_view_on(device, data, CARRY_QUANTISED, 2, shape);
     view.stride[0] = (int64_t)(layout->tile_bytes / CARRY_QUANT_TILE_ROWS);
     view.stride[1] = layout->format;
+    view.stride[2] = 0;
     return view;
 }
 
@@ -112,9 +112,9 @@ void carry_tile_product_finish(carry_tile_product *p, const carry_quant_tiles *l
     const size_t size = p->x_is_wide ? sizeof(float) : sizeof(uint16_t);
     p->format = layout->format;
     p->columns = (int)layout->columns;
-    p->chunks = (int)layout->chunks;
+    p->units = (int)layout->units;
     p->group_shift = layout->group > CARRY_QUANT_TILE_COLUMNS ? 1 : 0;
-    p->scales_at = (uint32_t)layout->scales_at;
+    p->unit_bytes = (uint32_t)layout->unit_bytes;
     p->factors_at = (uint32_t)layout->factors_at;
     p->tile_bytes = (uint32_t)layout->tile_bytes;
     p->x_is_aligned = (uintptr_t)p->x % 16 == 0 && (size_t)p->x_stride * size % 16 == 0;

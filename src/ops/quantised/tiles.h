@@ -1,14 +1,15 @@
-/* Quantised matrices as GPUs read them: tiles of 16 rows and 64 columns.
+/* Quantised matrices as GPUs read them: tiles of 16 rows, which are divided into units of 128 columns.
 
-   A lane of a warp loads 16 bytes, which are its part of two or four tensor core multiplications. Lane 4 g + t has rows
-   g and g + 8 of the tile and, in each 32 columns, columns 8 t to 8 t + 7:
+   A unit has the codes of its columns, then their scales; a kernel can copy it as one piece. A lane of a warp loads 16
+   bytes, which are its part of two or four tensor core multiplications. Lane 4 g + t has rows g and g + 8 of the tile
+   and, in each 32 columns, columns 8 t to 8 t + 7:
 
        8 bits  512 bytes for 32 columns; words 0, 2: row g, columns 0..3, 4..7; words 1, 3: row g + 8
        4 bits  512 bytes for 64 columns; words 0, 2: row g, first and second 32 columns; words 1, 3: row g + 8.
                Bits 4 i of a word hold column 2 i % 8 for i < 4, and the column after it at i + 4
 
    A value is scale * code - minimum. Codes are signed: 4-bit ones are stored plus 8, 8-bit ones plus 128, and 8-bit
-   floats are stored unchanged. The scales of a tile, for each group of columns and g of 0..7:
+   floats are stored unchanged. The scales of a unit, for each group of columns and g of 0..7:
 
        f32, groups of 128             scale[g], scale[g + 8]
        f16, groups of 64 and 128      scale[g], scale[g + 8], minimum[g], minimum[g + 8]
@@ -18,18 +19,21 @@
 
    Scales and minima in f16 are relative to a factor of the row, a power of two, so that all are within the type's
    range.
-   A tile of 16 rows has its codes, its scales, then its 16 factors in f32; tiles follow each other. Rows are padded to
-   16, columns to 64.
+   A tile has its units, then its 16 factors in f32; tiles follow each other. Rows are padded to 16, columns to 128.
 
    A carry_tensor of type CARRY_QUANTISED on a GPU is such a matrix: stride[0] is the number of bytes of a tile divided
-   by 16, so that carry_slice takes rows whose first is a multiple of 16; stride[1] is the format's number. */
+   by 16, so that carry_slice takes rows whose first is a multiple of 16; stride[1] is the format's number; stride[2] is
+   CARRY_QUANT_SQUARE if each 128 rows from the first on have the same scales, else 0. */
 #ifndef CARRY_OPS_QUANTISED_TILES_H
 #define CARRY_OPS_QUANTISED_TILES_H
 
 #include "ops/quantised/quantised.h"
 
 #define CARRY_QUANT_TILE_ROWS 16
-#define CARRY_QUANT_TILE_COLUMNS 64
+#define CARRY_QUANT_TILE_COLUMNS 64 /* multiplied at once by a warp */
+#define CARRY_QUANT_UNIT_COLUMNS 128
+#define CARRY_QUANT_SQUARE 1
+#define CARRY_QUANT_SQUARE_ROWS 128
 
 /* The formats' numbers in the table. */
 enum {
@@ -44,8 +48,9 @@ typedef struct carry_quant_tiles {
     int group; /* columns that share a scale */
     bool has_minimum, has_wide_scales;
     int64_t rows, columns;
-    int64_t tiles, chunks;                    /* tiles of 16 rows; chunks of 64 columns */
-    size_t scales_at, factors_at, tile_bytes; /* offsets from the start of a tile; bytes of a tile */
+    int64_t tiles, units;          /* tiles of 16 rows; units of 128 columns */
+    size_t code_bytes, unit_bytes; /* bytes of a unit's codes, and of the unit */
+    size_t factors_at, tile_bytes; /* offset from the start of a tile; bytes of a tile */
     size_t all_bytes;
 } carry_quant_tiles;
 
