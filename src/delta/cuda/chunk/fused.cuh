@@ -250,7 +250,7 @@ struct fused_preparer {
             if (thread == 0) {
                 ask_next(c);
             }
-            meet(); /* the numbers are there, and nobody reads the tile before */
+            meet(); /* the numbers are there, and the tile before was read */
             if (band == 0) {
                 make_band<0>(c, kk, qk);
                 /* This band has the least to do, so its warp computes the next chunk's numbers. */
