@@ -91,7 +91,7 @@ expect 0 "0 wrong" check scan:dense:t33:n5:w2 scan:diagonal:bf16:t20:n3:w4:initi
 expect 0 '"ok": true' check --json scan:diagonal:t33:backward
 expect 0 "0 wrong" check scan:dense:bf16:t33:n5:backward:initial scan:diagonal:f16:t33:n5:w3:backward:reversed \
     scan:dense:f16:t20:n3:w2:backward:reversed:initial
-expect 0 "0 wrong" check delta:t70:h2:hv4:k20:v33:initial delta:bf16:t33:nogate delta:step:h2:k16:v16 delta:t40:backward:h1 delta:t70:h4:k16:v16:gates=mixed delta:t40:h4:k16:v16:gates=zero:backward
+expect 0 "0 wrong" check delta:t70:h2:hv4:k20:v33:initial delta:bf16:t33:nogate delta:step:h2:k16:v16 delta:t40:backward:h1 delta:t70:h4:k16:v16:gates=mixed delta:t40:h4:k16:v16:gates=zero:backward delta:t70:h2:k16:v16:given
 expect 0 "cyclic" bench --repeats 5 scan:dense:t64:n8
 expect 0 '"planned": true' bench --json --repeats 5 scan:dense:t64:n8
 expect 0 "measured;" plan --measure scan:dense:t64:n8

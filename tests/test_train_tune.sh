@@ -41,6 +41,10 @@ refused "choose from all-linear, in_proj_qkv" train $base --lora-rank 4 --lora-t
 refused "is an adapter" generate lora -p x
 refused "needs the model that it is for" train --task copy --lora-rank 4 --no-store --out none
 refused "expected refuse or cut" train $base --long-examples shorten --out none
+refused "expected f32 or bf16" train $base --optimizer-state f16 --out none
+"$carry" train $base --steps 2 --save-every 0 --out unsaved > out 2>&1 || fail "$(cat out)"
+grep -q "no checkpoint was written" out || fail "--save-every 0 says: $(cat out)"
+[ ! -e unsaved/latest ] || fail "--save-every 0 wrote a checkpoint"
 refused "need a tokenizer" train --data "$golden/examples.jsonl" --no-store --out none
 refused "merge needs a model" merge "$golden" lora
 sed 's/"r": 4/"r": 5/' lora/latest/adapter_config.json > other.json
@@ -49,7 +53,8 @@ cp lora/latest/adapter_model.safetensors other/
 cp other.json other/adapter_config.json
 refused "the adapter is for another model" generate "$golden" --adapter other -p x --device cpu
 
-for kind in "--lora-rank 4 --lora-dropout 0.1" "--optimizer muon"; do
+for kind in "--lora-rank 4 --lora-dropout 0.1" "--optimizer muon" "--optimizer-state bf16" \
+    "--optimizer muon --optimizer-state bf16"; do
     long="$base $kind --steps 40 --save-every 1 --log-every 40"
     rm -rf whole killed
     "$carry" train $long --out whole > out 2>&1 || fail "$(cat out)"

@@ -195,16 +195,18 @@ CARRY_API carry_status carry_clip_factor(carry_ctx *ctx, carry_tensor factor, ca
    not finite, without waiting for the host, and after too many in a row it no longer changes the weights. */
 CARRY_API carry_status carry_skip_guard(carry_ctx *ctx, carry_tensor factor, carry_tensor bad, int64_t limit);
 
-/* AdamW, one pass over f32 w, m, v and gradient g of equal count:
+/* AdamW, one pass over f32 w and gradient g, and m and v, of equal count:
        g' = factor clip g;  m = b1 m + (1-b1) g';  v = b2 v + (1-b2) g'^2
        w = w - rate (m / (1 - b1^step) / (sqrt(v / (1 - b2^step)) + eps) + decay w)
-   step counts from 1. `low`, if present, receives w rounded to its own type. clip is a number on the device, usually
-   from carry_clip_factor; absent: 1. If it is NaN, nothing is changed, so a step whose gradients are not finite has no
-   effect and the host can report it later. factors, if present, replaces rate, b1, b2, eps, decay, factor and step; it
-   holds the values from carry_adamw_factors on the device of w, so that a recorded step (carry_graph_begin) can be
-   replayed with another rate. spared, if present, holds ascending pairs (first, end): elements [first, end) do not
-   decay. These numbers are multiples of 4, except that the last end may be the count. All parameters of a model that
-   are contiguous in memory thus need one call, which is one launch on a GPU. */
+   m and v are both f32 or both bf16; bf16 is rounded up or down at random, by bits that depend only on the step, the
+   element's index and its numbers, and w is computed from the unrounded m and v. step counts from 1. `low`, if present,
+   receives w rounded to its own type. clip is a number on the device, usually from carry_clip_factor; absent: 1. If it
+   is NaN, nothing is changed, so a step whose gradients are not finite has no effect and the host can report it later.
+   factors, if present, replaces rate, b1, b2, eps, decay, factor and step; it holds the values from carry_adamw_factors
+   on the device of w, so that a recorded step (carry_graph_begin) can be replayed with another rate. spared, if
+   present, holds ascending pairs (first, end): elements [first, end) do not decay. These numbers are multiples of 4,
+   except that the last end may be the count. All parameters of a model that are contiguous in memory thus need one
+   call, which is one launch on a GPU. */
 typedef struct carry_adamw {
     size_t size; /* CARRY_INIT */
     double rate, b1, b2, eps, decay, factor;
@@ -214,7 +216,7 @@ typedef struct carry_adamw {
     carry_tensor spared;  /* [2 n], i64, on the device of w, or absent */
 } carry_adamw;
 
-#define CARRY_ADAMW_FACTORS 9
+#define CARRY_ADAMW_FACTORS 10
 CARRY_API carry_status carry_adamw_factors(carry_ctx *ctx, float factors[CARRY_ADAMW_FACTORS],
                                            const carry_adamw *options);
 

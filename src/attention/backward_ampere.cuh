@@ -21,14 +21,16 @@
 
 namespace ampere {
 
-constexpr int ROWS = 64, COLUMNS = 32, THREADS = 256;
+constexpr int ROWS = 64, THREADS = 256;
+/* Rows of a tile. */
+template <int D> constexpr int COLUMNS = D == 256 ? 64 : 32;
 /* Bytes of a row of P or dS, padded so that eight rows are in different banks. */
-constexpr int PITCH = (COLUMNS + 8) * 2;
+template <int D> constexpr int PITCH = (COLUMNS<D> + 8) * 2;
 
 template <int D> constexpr int ROW_BYTES = ROWS *D * 2;
-template <int D> constexpr int TILE_BYTES = COLUMNS *D * 2;
+template <int D> constexpr int TILE_BYTES = COLUMNS<D> *D * 2;
 template <int D> constexpr int shared_bytes(int stages) {
-    return 2 * ROW_BYTES<D> + 2 * stages * TILE_BYTES<D> + 2 * ROWS * PITCH;
+    return 2 * ROW_BYTES<D> + 2 * stages * TILE_BYTES<D> + 2 * ROWS * PITCH<D>;
 }
 
 template <int D> static __device__ __forceinline__ uint32_t place(uint32_t tile, int row, int piece) {
@@ -52,21 +54,26 @@ static __device__ __forceinline__ void copy_rows(uint32_t to, const backward_row
     }
 }
 
-/* s[16, 16] = 16 rows of a times 16 rows of b. */
+/* s = 16 rows of a times half the rows of a tile b, from `column` on; 16 by 16 at a time. */
 template <typename T, int D>
-static __device__ __forceinline__ void scores(float (&s)[8], uint32_t a_rows, uint32_t b_rows, int row, int column) {
+static __device__ __forceinline__ void scores(float (&s)[COLUMNS<D> / 4], uint32_t a_rows, uint32_t b_rows, int row,
+                                              int column) {
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < COLUMNS<D> / 4; i++) {
         s[i] = 0.0f;
     }
 #pragma unroll 4
     for (int k = 0; k < D / 16; k++) {
-        uint32_t a[4], b[4];
+        uint32_t a[4];
         load_matrices<false>(a, place<D>(a_rows, row + lane % 16, 2 * k + lane / 16));
-        load_matrices<false>(b, place<D>(b_rows, column + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
-        T::multiply(s, a, b[0], b[1]);
-        T::multiply(s + 4, a, b[2], b[3]);
+#pragma unroll
+        for (int n = 0; n < COLUMNS<D> / 32; n++) {
+            uint32_t b[4];
+            load_matrices<false>(b, place<D>(b_rows, column + 16 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+            T::multiply(s + 8 * n, a, b[0], b[1]);
+            T::multiply(s + 8 * n + 4, a, b[2], b[3]);
+        }
     }
 }
 
@@ -76,9 +83,9 @@ static __device__ __forceinline__ void add_products(float (&sums)[D / 4], uint32
                                                     int half) {
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll
-    for (int k = 0; k < COLUMNS / 16; k++) {
+    for (int k = 0; k < COLUMNS<D> / 16; k++) {
         uint32_t a[4];
-        load_matrices<false>(a, weights + (uint32_t)((row + lane % 16) * PITCH + (2 * k + lane / 16) * 16));
+        load_matrices<false>(a, weights + (uint32_t)((row + lane % 16) * PITCH<D> + (2 * k + lane / 16) * 16));
 #pragma unroll
         for (int n = 0; n < D / 32; n++) {
             uint32_t b[4];
@@ -91,7 +98,7 @@ static __device__ __forceinline__ void add_products(float (&sums)[D / 4], uint32
 
 /* Clears 16-byte pieces of a tile that are not finite. */
 template <typename T, int D> static __device__ __forceinline__ void clear_odd(unsigned char *tile) {
-    for (int i = (int)threadIdx.x; i < COLUMNS * D / 8; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < COLUMNS<D> * D / 8; i += THREADS) {
         uint4 *piece = (uint4 *)tile + i;
         const uint4 v = *piece;
         if (is_odd<T>(v.x) || is_odd<T>(v.y) || is_odd<T>(v.z) || is_odd<T>(v.w)) {
@@ -159,22 +166,23 @@ template <typename T, int D, bool KEYS> struct worker {
     __device__ __forceinline__ void copy_tile(int stage, int other, int from) {
         const uint32_t to = tiles + (uint32_t)(2 * stage * TILE_BYTES<D>);
         if (KEYS) {
-            copy_rows<D>(to, job.q_rows, doc.q_row, other, from, doc.queries, COLUMNS);
-            copy_rows<D>(to + TILE_BYTES<D>, job.d_o_rows, doc.q_row, other, from, doc.queries, COLUMNS);
+            copy_rows<D>(to, job.q_rows, doc.q_row, other, from, doc.queries, COLUMNS<D>);
+            copy_rows<D>(to + TILE_BYTES<D>, job.d_o_rows, doc.q_row, other, from, doc.queries, COLUMNS<D>);
         } else {
-            copy_rows<D>(to, job.k_rows, doc.k_row, other, from, doc.keys, COLUMNS);
-            copy_rows<D>(to + TILE_BYTES<D>, job.v_rows, doc.k_row, other, from, doc.keys, COLUMNS);
+            copy_rows<D>(to, job.k_rows, doc.k_row, other, from, doc.keys, COLUMNS<D>);
+            copy_rows<D>(to + TILE_BYTES<D>, job.v_rows, doc.k_row, other, from, doc.keys, COLUMNS<D>);
         }
     }
 
-    /* Stores P and dS of the warp's 16 x 16 scores in shared memory. */
-    __device__ __forceinline__ void put_weights(const float (&s)[8], const float (&dp)[8], int query_head, int from) {
+    /* Stores P and dS of the warp's scores in shared memory. */
+    __device__ __forceinline__ void put_weights(const float (&s)[COLUMNS<D> / 4], const float (&dp)[COLUMNS<D> / 4],
+                                                int query_head, int from) {
         const int lane = (int)threadIdx.x % 32, past = doc.keys - doc.queries;
         const int64_t numbers = (int64_t)query_head * job.padded + doc.padded;
         unsigned char *to = memory + (weights - rows);
 #pragma unroll
-        for (int i = 0; i < 8; i += 2) {
-            const int r = row + lane / 4 + i / 2 % 2 * 8, c = 16 * half + i / 4 * 8 + lane % 4 * 2;
+        for (int i = 0; i < COLUMNS<D> / 4; i += 2) {
+            const int r = row + lane / 4 + i / 2 % 2 * 8, c = COLUMNS<D> / 2 * half + i / 4 * 8 + lane % 4 * 2;
             float p[2], slope[2];
 #pragma unroll
             for (int j = 0; j < 2; j++) {
@@ -187,27 +195,27 @@ template <typename T, int D, bool KEYS> struct worker {
                 slope[j] = seen ? p[j] * (dp[i + j] - mean) : 0.0f;
             }
             if (KEYS) {
-                *(uint32_t *)(to + r * PITCH + c * 2) = T::pack(p[0], p[1]);
+                *(uint32_t *)(to + r * PITCH<D> + c * 2) = T::pack(p[0], p[1]);
             }
-            *(uint32_t *)(to + ROWS * PITCH + r * PITCH + c * 2) = T::pack(slope[0], slope[1]);
+            *(uint32_t *)(to + ROWS * PITCH<D> + r * PITCH<D> + c * 2) = T::pack(slope[0], slope[1]);
         }
     }
 
     __device__ __forceinline__ void compute(int stage, int other, int from) {
         const uint32_t tile = tiles + (uint32_t)(2 * stage * TILE_BYTES<D>);
-        float s[8], dp[8];
-        scores<T, D>(s, rows, tile, row, 16 * half);
-        scores<T, D>(dp, rows + ROW_BYTES<D>, tile + TILE_BYTES<D>, row, 16 * half);
+        float s[COLUMNS<D> / 4], dp[COLUMNS<D> / 4];
+        scores<T, D>(s, rows, tile, row, COLUMNS<D> / 2 * half);
+        scores<T, D>(dp, rows + ROW_BYTES<D>, tile + TILE_BYTES<D>, row, COLUMNS<D> / 2 * half);
         put_weights(s, dp, KEYS ? other : head, from);
         __syncthreads();
-        if (!KEYS && from + COLUMNS - 1 > doc.keys - doc.queries + first) {
+        if (!KEYS && from + COLUMNS<D> - 1 > doc.keys - doc.queries + first) {
             clear_odd<T, D>(memory + (tile - rows));
             __syncthreads();
         }
         if constexpr (KEYS) {
             add_products<T, D>(value_sums, weights, tile + TILE_BYTES<D>, row, half);
         }
-        add_products<T, D>(sums, weights + ROWS * PITCH, tile, row, half);
+        add_products<T, D>(sums, weights + ROWS * PITCH<D>, tile, row, half);
         __syncthreads();
     }
 
@@ -215,19 +223,19 @@ template <typename T, int D, bool KEYS> struct worker {
     __device__ __forceinline__ void walk(int other, int heads, int from, int to) {
         const int each = to - from, steps = each * heads;
         copy_own();
-        copy_tile(0, other, from * COLUMNS);
+        copy_tile(0, other, from * COLUMNS<D>);
         asm volatile("cp.async.commit_group;");
         for (int step = 0; step < steps; step++) {
             const int next = step + 1;
             if (stages == 2 && next < steps) {
-                copy_tile(next % 2, other + next / each, (from + next % each) * COLUMNS);
+                copy_tile(next % 2, other + next / each, (from + next % each) * COLUMNS<D>);
             }
             asm volatile("cp.async.commit_group;");
             asm volatile("cp.async.wait_group 1;" ::: "memory");
             __syncthreads();
-            compute(stages == 2 ? step % 2 : 0, other + step / each, (from + step % each) * COLUMNS);
+            compute(stages == 2 ? step % 2 : 0, other + step / each, (from + step % each) * COLUMNS<D>);
             if (stages == 1 && next < steps) {
-                copy_tile(0, other + next / each, (from + next % each) * COLUMNS);
+                copy_tile(0, other + next / each, (from + next % each) * COLUMNS<D>);
                 asm volatile("cp.async.commit_group;");
                 asm volatile("cp.async.wait_group 0;" ::: "memory");
             }
@@ -240,8 +248,8 @@ static __device__ __forceinline__ void keys_item(const backward_job &job, const 
                                                  int stages, unsigned char *memory) {
     const int first = index / job.key_heads * ROWS, head = index % job.key_heads;
     worker<T, D, true> w(job, doc, stages, head, first, memory);
-    w.walk(head * job.group, job.group, max(first - (doc.keys - doc.queries), 0) / COLUMNS,
-           (doc.queries + COLUMNS - 1) / COLUMNS);
+    w.walk(head * job.group, job.group, max(first - (doc.keys - doc.queries), 0) / COLUMNS<D>,
+           (doc.queries + COLUMNS<D> - 1) / COLUMNS<D>);
     store_rows<T, D, true>(job.dk, doc.k_row, head, first + w.row, doc.keys, w.half, w.sums, job.scale, job.adds);
     store_rows<T, D, true>(job.dv, doc.k_row, head, first + w.row, doc.keys, w.half, w.value_sums, 1.0f, job.adds);
 }
@@ -253,7 +261,7 @@ static __device__ __forceinline__ void queries_item(const backward_job &job, con
     const int first = (blocks - 1 - index / job.heads) * ROWS, head = index % job.heads;
     worker<T, D, false> w(job, doc, stages, head, first, memory);
     const int last = min(doc.keys - doc.queries + first + ROWS - 1, doc.keys - 1);
-    w.walk(head / job.group, 1, 0, last / COLUMNS + 1);
+    w.walk(head / job.group, 1, 0, last / COLUMNS<D> + 1);
     store_rows<T, D, false>(job.dq, doc.q_row, head, first + w.row, doc.queries, w.half, w.sums, job.scale, false);
 }
 

@@ -223,23 +223,6 @@ static carry_status train_rank(void *user, carry_comm *comm) {
     return status;
 }
 
-static void print_end(const train_session *session) {
-    if (!session->common.json) {
-        const bool adapts = carry_train_has_adapter(&session->options);
-        (void)printf("the %s is in %s/latest", adapts ? "adapter" : "model", session->options.out);
-        if (adapts && session->options.model[0] != '\0') {
-            (void)printf(":\n  carry generate %s --adapter %s/latest -p \"...\"", session->options.model,
-                         session->options.out);
-        } else if (!adapts && session->options.task[0] == '\0') {
-            (void)printf(":\n  carry generate %s/latest -p \"...\"", session->options.out);
-        }
-        (void)putchar('\n');
-        if (!session->unstored) {
-            (void)printf("the loss curve:\n  carry report %lld -o report.html\n", (long long)session->run);
-        }
-    }
-}
-
 /* Without --device, several ranks and models without the delta rule run on the CPU. With "cuda", ranks are assigned
    to the GPUs in turn. */
 static int choose_device(train_session *session) {
@@ -349,7 +332,7 @@ static int run(int count, char **arguments) {
         train_store_end(session, status, ""); /* if no rank reached it */
         code = status == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
         if (code == CLI_DONE && cli_process_rank() <= 0) {
-            print_end(session);
+            train_print_end(session);
         }
     }
 done:

@@ -189,3 +189,29 @@ void train_show_end(train_session *session) {
     end_line(session);
     (void)fflush(stdout);
 }
+
+static void print_model(const train_session *session) {
+    const carry_train_options *o = &session->options;
+    const bool adapts = carry_train_has_adapter(o);
+    if (o->save_every == 0) {
+        (void)printf("no checkpoint was written (--save-every 0)\n");
+        return;
+    }
+    (void)printf("the %s is in %s/latest", adapts ? "adapter" : "model", o->out);
+    if (adapts && o->model[0] != '\0') {
+        (void)printf(":\n  carry generate %s --adapter %s/latest -p \"...\"", o->model, o->out);
+    } else if (!adapts && o->task[0] == '\0') {
+        (void)printf(":\n  carry generate %s/latest -p \"...\"", o->out);
+    }
+    (void)putchar('\n');
+}
+
+void train_print_end(const train_session *session) {
+    if (session->common.json) {
+        return;
+    }
+    print_model(session);
+    if (!session->unstored) {
+        (void)printf("the loss curve:\n  carry report %lld -o report.html\n", (long long)session->run);
+    }
+}

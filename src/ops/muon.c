@@ -2,13 +2,16 @@
 #include "ops/muon.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
 #include "ops/cpu.h"
+#include "ops/dither.h"
 #include "ops/nn.h"
+#include "ops/optimizer.h"
 #include "ops/table.h"
 
 #define GRAIN 4096
@@ -22,18 +25,41 @@ typedef struct job {
     bool transposed;
 } job;
 
+/* Reads and writes the momentum, which is f32 or bf16. */
+static float momentum_at(const carry_tensor *m, int64_t i) {
+    float value;
+    if (m->dtype == CARRY_F32) {
+        return ((const float *)m->data)[i];
+    }
+    const uint32_t bits = (uint32_t)((const uint16_t *)m->data)[i] << 16;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static void put_momentum(const carry_tensor *m, int64_t i, float value, float slope) {
+    uint32_t bits;
+    uint32_t change;
+    if (m->dtype == CARRY_F32) {
+        ((float *)m->data)[i] = value;
+        return;
+    }
+    memcpy(&bits, &value, sizeof bits);
+    memcpy(&change, &slope, sizeof change);
+    ((uint16_t *)m->data)[i] = carry_dither(bits, carry_dither_bits(i, bits, change, 0));
+}
+
 static void momentum_range(void *argument, int64_t begin, int64_t end, int worker) {
     const job *j = argument;
     float *u = j->to.data;
-    float *m = j->x.data;
     const float *g = j->z.data;
     const float clip = (float)j->a;
     const float momentum = (float)j->b;
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
         const float slope = clip * g[i];
-        m[i] = momentum * m[i] + slope;
-        u[i] = slope + momentum * m[i];
+        const float m = momentum * momentum_at(&j->x, i) + slope;
+        put_momentum(&j->x, i, m, slope);
+        u[i] = slope + momentum * m;
     }
 }
 
@@ -158,7 +184,7 @@ carry_status carry_muon_momentum(carry_ctx *ctx, carry_tensor u, carry_tensor m,
                                  double momentum) {
     CARRY_OPERATOR(ctx, operators, muon_momentum, &g)
     CARRY_TRY(carry_expect_f32(ctx, "g", &g, g.rank, g.shape, g.device));
-    CARRY_TRY(carry_expect_f32(ctx, "m", &m, g.rank, g.shape, g.device));
+    CARRY_TRY(carry_expect_moment(ctx, "m", &m, &g));
     CARRY_TRY(carry_expect_f32(ctx, "u", &u, g.rank, g.shape, g.device));
     CARRY_TRY(expect_one(ctx, "clip", &clip, 1, g.device));
     return operators->muon_momentum(ctx, u, m, g, clip, momentum);

@@ -7,7 +7,9 @@
 #include "core/sized.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/convert.h"
 #include "ops/cpu.h"
+#include "ops/dither.h"
 #include "ops/nn.h"
 #include "ops/optimizer.h"
 
@@ -26,17 +28,44 @@ typedef struct job {
     double *sums;
 } job;
 
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* AdamW of elements whose m and v are bf16. The weights are computed from m and v before these are rounded. */
+static void adamw_narrow(const job *j, int64_t at, int64_t count) {
+    float m[CARRY_PIECE];
+    float v[CARRY_PIECE];
+    uint16_t *to_m = (uint16_t *)j->m.data + at;
+    uint16_t *to_v = (uint16_t *)j->v.data + at;
+    const uint32_t step = (uint32_t)j->factors.step;
+    carry_widen(j->kernels, m, to_m, CARRY_BF16, count);
+    carry_widen(j->kernels, v, to_v, CARRY_BF16, count);
+    j->kernels->rows->adamw((float *)j->w.data + at, m, v, (const float *)j->g.data + at, &j->factors, count);
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t random = carry_dither_bits(at + i, bits_of(m[i]), bits_of(v[i]), step);
+        to_m[i] = carry_dither(bits_of(m[i]), random);
+        to_v[i] = carry_dither(bits_of(v[i]), random >> 16);
+    }
+}
+
 static void adamw_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
     float *w = j->w.data;
-    float *m = j->m.data;
-    float *v = j->v.data;
     const float *g = j->g.data;
+    const bool wide = j->m.dtype == CARRY_F32;
     end += j->first;
     for (int64_t at = j->first + begin; at < end; at += CARRY_PIECE) {
         int64_t count = carry_piece(at, end);
-        j->kernels->rows->adamw(w + at, m + at, v + at, g + at, &j->factors, count);
+        if (wide) {
+            j->kernels->rows->adamw(w + at, (float *)j->m.data + at, (float *)j->v.data + at, g + at, &j->factors,
+                                    count);
+        } else {
+            adamw_narrow(j, at, count);
+        }
         if (carry_is_here(&j->low) && j->low.dtype == CARRY_F32) {
             j->kernels->rows->activate((float *)j->low.data + at, w + at, count, CARRY_NO_ACTIVATION);
         }
@@ -128,15 +157,24 @@ carry_status carry_cpu_skip_guard(carry_ctx *ctx, carry_tensor factor, carry_ten
     return CARRY_OK;
 }
 
+carry_status carry_expect_moment(carry_ctx *ctx, const char *name, const carry_tensor *m, const carry_tensor *w) {
+    return m->dtype == CARRY_BF16 ? carry_expect_activation(ctx, name, m, w->rank, w->shape, w->device)
+                                  : carry_expect_f32(ctx, name, m, w->rank, w->shape, w->device);
+}
+
 carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low,
                               carry_tensor g, const carry_adamw *options) {
     carry_adamw own;
     CARRY_TRY(CARRY_SIZED_READ(ctx, carry_adamw, &own, options));
     CARRY_OPERATOR(ctx, operators, adamw_step, &w)
     CARRY_TRY(carry_expect_f32(ctx, "w", &w, w.rank, w.shape, w.device));
-    CARRY_TRY(carry_expect_f32(ctx, "m", &m, w.rank, w.shape, w.device));
-    CARRY_TRY(carry_expect_f32(ctx, "v", &v, w.rank, w.shape, w.device));
+    CARRY_TRY(carry_expect_moment(ctx, "m", &m, &w));
+    CARRY_TRY(carry_expect_moment(ctx, "v", &v, &w));
     CARRY_TRY(carry_expect_f32(ctx, "g", &g, w.rank, w.shape, w.device));
+    if (m.dtype != v.dtype) {
+        return carry_fail(ctx, CARRY_EDTYPE, "m is %s and v is %s: they have one type", carry_dtype_name(m.dtype),
+                          carry_dtype_name(v.dtype));
+    }
     if (carry_is_here(&low)) {
         CARRY_TRY(carry_expect_activation(ctx, "low", &low, w.rank, w.shape, w.device));
     }
@@ -166,7 +204,8 @@ carry_adam_factors carry_adam_factors_of(const carry_adamw *o, double clip) {
                                 .rate = (float)(o->rate / (1.0 - pow(o->b1, (double)o->step))),
                                 .unbias_v = (float)(1.0 / sqrt(1.0 - pow(o->b2, (double)o->step))),
                                 .eps = (float)o->eps,
-                                .decay = (float)(o->rate * o->decay)};
+                                .decay = (float)(o->rate * o->decay),
+                                .step = (float)(o->step & 0xFFFFFF)};
 }
 
 carry_status carry_adamw_factors(carry_ctx *ctx, float factors[CARRY_ADAMW_FACTORS], const carry_adamw *options) {

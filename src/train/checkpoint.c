@@ -82,8 +82,9 @@ static carry_status save_state(carry_ctx *ctx, const char *folder, const carry_c
         const carry_parameter *p = &c->parameters->parameter[i % n];
         const float *from = part[i / n].values + p->offset;
         (void)snprintf(names[i], sizeof names[i], "%c.%s", part[i / n].letter, p->name);
-        items[i] = (carry_safetensors_item){
-            .name = names[i], .tensor = carry_view((float *)from, CARRY_F32, p->rank, p->shape), .dtype = CARRY_F32};
+        items[i] = (carry_safetensors_item){.name = names[i],
+                                            .tensor = carry_view((float *)from, CARRY_F32, p->rank, p->shape),
+                                            .dtype = c->narrow && i < 2 * n ? CARRY_BF16 : CARRY_F32};
     }
     status = status == CARRY_OK ? carry_safetensors_write(ctx, path, items, parts * n, NULL) : status;
     free(items);

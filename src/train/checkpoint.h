@@ -1,8 +1,9 @@
 /* Checkpoints: a training run's folder has step-N folders; `latest` points to the newest.
 
        step-400/config.json, model.safetensors, tokenizer.json    a model in the format of Hugging Face
-       step-400/optimizer.safetensors                             AdamW's m.NAME and v.NAME, shaped like NAME; w.NAME
-                                                                  too if the model is an average of weights
+       step-400/optimizer.safetensors                             AdamW's m.NAME and v.NAME, shaped like NAME, f32 or
+                                                                  bf16; w.NAME too if the model is an average of
+                                                                  weights
        step-400/train.json                                        step, position in the data, options; size and CRC of
                                                                   each other file, and of its own text before them
        latest -> step-400
@@ -49,6 +50,7 @@ typedef struct carry_checkpoint {
     const void *model;
     const carry_tokenizer *tokenizer; /* NULL: none */
     const float *m, *v;               /* [parameters->count] */
+    bool narrow;                      /* m and v are bf16 numbers and are written as such */
     const float *weights;             /* the weights in training, if the saved model is an average of them; else NULL */
     int64_t keep;
 } carry_checkpoint;

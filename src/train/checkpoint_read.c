@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "carry/ops.h"
 #include "core/error.h"
 #include "file/safetensors.h"
 #include "train/checkpoint.h"
@@ -147,26 +148,38 @@ static carry_status find_state(carry_ctx *ctx, const carry_tensor **tensor, char
     char name[CARRY_STATE_NAME];
     (void)snprintf(name, sizeof name, "%c.%s", which, p->name);
     const carry_tensor *t = carry_safetensors_find(file, name);
-    if (t == NULL || t->dtype != CARRY_F32 || t->rank != p->rank ||
+    if (t == NULL || (t->dtype != CARRY_F32 && (t->dtype != CARRY_BF16 || which == 'w')) || t->rank != p->rank ||
         memcmp(t->shape, p->shape, (size_t)p->rank * sizeof *p->shape) != 0) {
-        return carry_fail(ctx, CARRY_EFORMAT, "the optimizer's state has no f32 tensor %s of the model's shape", name);
+        return carry_fail(ctx, CARRY_EFORMAT, "the optimizer's state has no f32%s tensor %s of the model's shape",
+                          which == 'w' ? "" : " or bf16", name);
     }
     *tensor = t;
     return CARRY_OK;
 }
 
 /* Reads the part of parameter p that belongs to the slice, from the tensor stored for it. */
-static carry_status load_part(carry_optimizer *o, float *to, char which, const carry_parameter *p,
+static carry_status load_part(carry_optimizer *o, carry_tensor to, char which, const carry_parameter *p,
                               const carry_safetensors *file) {
     const carry_tensor *tensor;
     CARRY_TRY(find_state(o->ctx, &tensor, which, p, file));
     const int64_t begin = p->offset > o->first ? p->offset : o->first;
     const int64_t end = p->offset + p->count < o->first + o->count ? p->offset + p->count : o->first + o->count;
-    if (end > begin) {
-        CARRY_TRY(carry_parameters_upload(o->model, to, begin - o->first,
-                                          (const float *)tensor->data + (begin - p->offset), end - begin));
+    if (end <= begin) {
+        return CARRY_OK;
     }
-    return CARRY_OK;
+    if (tensor->dtype == CARRY_F32) {
+        return carry_optimizer_put(o, to, begin - o->first, (const float *)tensor->data + (begin - p->offset),
+                                   end - begin);
+    }
+    float *wide = carry_aligned_new((size_t)(end - begin) * sizeof *wide);
+    if (wide == NULL) {
+        return carry_fail(o->ctx, CARRY_EMEMORY, "out of memory: the optimizer's state of %s", p->name);
+    }
+    const carry_tensor flat = carry_view_1d((uint16_t *)tensor->data + (begin - p->offset), CARRY_BF16, end - begin);
+    carry_status status = carry_convert(o->ctx, carry_view_1d(wide, CARRY_F32, end - begin), flat);
+    status = status == CARRY_OK ? carry_optimizer_put(o, to, begin - o->first, wide, end - begin) : status;
+    free(wide);
+    return status;
 }
 
 carry_status carry_checkpoint_load_state(const char *path, carry_optimizer *o) {

@@ -29,10 +29,11 @@ static void count(const carry_training *t, carry_train_memory *m) {
     const carry_parameters *learned = t->lm->adapter != NULL ? &t->lm->adapter->own : own;
     const size_t numbers = (size_t)own->count + (learned != own ? (size_t)learned->count : 0);
     const size_t steps = (size_t)learned->count;
+    const carry_dtype moment = strcmp(t->options.optimizer_state, "bf16") == 0 ? CARRY_BF16 : CARRY_F32;
     *m = (carry_train_memory){.weights = numbers * sizeof(float),
                               .copies = own->low != NULL ? numbers * carry_dtype_size(own->low_dtype) : 0,
                               .gradients = steps * sizeof(float),
-                              .moments = 2 * steps * sizeof(float) / (size_t)carry_comm_size(t->comm),
+                              .moments = 2 * steps * carry_dtype_size(moment) / (size_t)carry_comm_size(t->comm),
                               .activations = carry_lm_pass_memory(t->pass),
                               .other = predictions(t)};
     if (own->device != 0) {

@@ -72,7 +72,7 @@ static carry_status iterate(carry_muon *muon, carry_tensor *x, carry_tensor next
     return CARRY_OK;
 }
 
-static carry_status step_matrix(carry_muon *muon, int64_t rows, int64_t columns, int64_t offset, float *m,
+static carry_status step_matrix(carry_muon *muon, int64_t rows, int64_t columns, int64_t offset, carry_tensor m,
                                 carry_tensor clip) {
     carry_ctx *ctx = muon->ctx;
     const carry_parameters *model = muon->model;
@@ -82,7 +82,7 @@ static carry_status step_matrix(carry_muon *muon, int64_t rows, int64_t columns,
     const carry_tensor flat = carry_reshape_1d(u, count);
     carry_tensor x = matrix(muon->x, turns ? columns : rows, turns ? rows : columns);
     const carry_tensor low = carry_parameters_low(model, offset, count);
-    CARRY_TRY(carry_muon_momentum(ctx, flat, carry_parameters_flat(model, m, offset, count),
+    CARRY_TRY(carry_muon_momentum(ctx, flat, carry_slice(m, offset, count),
                                   carry_parameters_flat(model, model->gradients, offset, count), clip, muon->momentum));
     CARRY_TRY(carry_sum_squares(ctx, muon->squares, flat, false, muon->workspace, muon->workspace_bytes));
     CARRY_TRY(carry_muon_normalise(ctx, x, u, muon->squares, turns));
@@ -93,7 +93,7 @@ static carry_status step_matrix(carry_muon *muon, int64_t rows, int64_t columns,
         low.data != NULL ? carry_reshape_2d(low, rows, columns) : low, x, muon->rates, clip, scale, turns);
 }
 
-carry_status carry_muon_step(carry_muon *muon, float *m, carry_tensor clip) {
+carry_status carry_muon_step(carry_muon *muon, carry_tensor m, carry_tensor clip) {
     CARRY_SPAN(muon->ctx, "train", "muon");
     for (int64_t i = 0; i < muon->model->parameters; i++) {
         const carry_parameter *p = &muon->model->parameter[i];

@@ -32,7 +32,8 @@ bool carry_muon_takes(const carry_parameter *p);
 
 void carry_muon_init(carry_muon *muon, carry_ctx *ctx, const carry_parameters *model, double momentum);
 void carry_muon_place(carry_muon *muon, carry_arena *arena); /* if the arena's memory is NULL, only counts */
-/* One step over all matrices. m has the layout of the model's flat buffers; clip is as in carry_adamw. */
-carry_status carry_muon_step(carry_muon *muon, float *m, carry_tensor clip);
+/* One step over all matrices. m has the layout of the model's flat buffers and is f32 or bf16; clip is as in
+   carry_adamw. */
+carry_status carry_muon_step(carry_muon *muon, carry_tensor m, carry_tensor clip);
 
 #endif

@@ -15,7 +15,6 @@
 
 #define UNIT 16        /* elements: slices start at multiples, where parameters start, so that vectors are not split */
 #define GRADIENT_TAG 1 /* message tag of the communicator */
-#define STATE_TAG 2
 #define ROW (CARRY_ADAMW_FACTORS + CARRY_MUON_RATES) /* numbers uploaded for a step */
 
 void carry_optimizer_slice(int64_t whole, int rank, int ranks, int64_t *first, int64_t *count) {
@@ -31,8 +30,9 @@ static void place(carry_optimizer *o, carry_arena *arena) {
     const int device = o->model->device;
     const int64_t one = 1;
     o->workspace_bytes = carry_sum_squares_workspace(o->count);
-    o->m = carry_arena_take(arena, (size_t)o->count, sizeof(float));
-    o->v = carry_arena_take(arena, (size_t)o->count, sizeof(float));
+    const carry_dtype state = o->options.narrow ? CARRY_BF16 : CARRY_F32;
+    o->m = carry_arena_tensor(arena, device, state, 1, &o->count);
+    o->v = carry_arena_tensor(arena, device, state, 1, &o->count);
     o->workspace = carry_arena_take(arena, o->workspace_bytes, 1);
     o->clip = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
     o->bad = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
@@ -299,8 +299,7 @@ static carry_status step_alone(carry_optimizer *o, int64_t index) {
         options.spared = carry_slice(o->ranges, 2 * index, 2);
     }
     return carry_adamw_step(o->ctx, carry_parameters_flat(model, model->weights, p->offset, p->count),
-                            carry_parameters_flat(model, o->m, p->offset, p->count),
-                            carry_parameters_flat(model, o->v, p->offset, p->count),
+                            carry_slice(o->m, p->offset, p->count), carry_slice(o->v, p->offset, p->count),
                             carry_parameters_low(model, p->offset, p->count),
                             carry_parameters_flat(model, model->gradients, p->offset, p->count), &options);
 }
@@ -323,46 +322,9 @@ carry_status carry_optimizer_step(carry_optimizer *o, carry_tensor squares) {
         return step_muon(o);
     }
     if (o->count > 0) {
-        CARRY_TRY(carry_adamw_step(o->ctx, carry_parameters_flat(model, model->weights, o->first, o->count),
-                                   carry_parameters_flat(model, o->m, 0, o->count),
-                                   carry_parameters_flat(model, o->v, 0, o->count),
+        CARRY_TRY(carry_adamw_step(o->ctx, carry_parameters_flat(model, model->weights, o->first, o->count), o->m, o->v,
                                    carry_parameters_low(model, o->first, o->count),
                                    carry_parameters_flat(model, model->gradients, o->first, o->count), &options));
     }
     return o->ranks > 1 ? gather_weights(o) : CARRY_OK;
-}
-
-/* Sends a slice of m or v to rank 0, through host memory. */
-static carry_status send_state(carry_optimizer *o, carry_comm *host, float *slice) {
-    const size_t bytes = (size_t)o->count * sizeof(float);
-    if (o->model->device == 0) {
-        return carry_send(host, slice, bytes, 0, STATE_TAG);
-    }
-    float *copied = carry_aligned_new(bytes + 1);
-    if (copied == NULL) {
-        return carry_fail(o->ctx, CARRY_EMEMORY, "out of memory: %lld elements of the optimizer's state",
-                          (long long)o->count);
-    }
-    carry_status status = carry_parameters_download(o->model, copied, slice, 0, o->count);
-    status = status == CARRY_OK ? carry_send(host, copied, bytes, 0, STATE_TAG) : status;
-    free(copied);
-    return status;
-}
-
-carry_status carry_optimizer_gather(carry_optimizer *o, float *m, float *v) {
-    carry_comm *host = carry_comm_host(o->comm);
-    if (o->rank != 0) {
-        CARRY_TRY(send_state(o, host, o->m));
-        return send_state(o, host, o->v);
-    }
-    CARRY_TRY(carry_parameters_download(o->model, m, o->m, 0, o->count));
-    CARRY_TRY(carry_parameters_download(o->model, v, o->v, 0, o->count));
-    for (int r = 1; r < o->ranks; r++) {
-        int64_t first;
-        int64_t count;
-        carry_optimizer_slice(o->model->count, r, o->ranks, &first, &count);
-        CARRY_TRY(carry_recv(host, m + first, (size_t)count * sizeof(float), r, STATE_TAG));
-        CARRY_TRY(carry_recv(host, v + first, (size_t)count * sizeof(float), r, STATE_TAG));
-    }
-    return CARRY_OK;
 }

@@ -20,6 +20,7 @@ typedef struct carry_optimizer_options {
     double b1, b2, eps;
     double decay;    /* applied only where the parameter list says so */
     double momentum; /* momentum of Muon; 0: AdamW for all parameters */
+    bool narrow;     /* m and v in bf16 instead of f32 */
     double clip;     /* maximum norm of all gradients together; 0: no limit */
     int64_t skips;   /* number of consecutive steps with non-finite gradients that may be skipped; after one more, the
                         weights no longer change */
@@ -34,7 +35,7 @@ typedef struct carry_optimizer {
     double rate;
     int rank, ranks;
     int64_t first, count;     /* this rank's slice */
-    float *m, *v;             /* [count], on the model's device */
+    carry_tensor m, v;        /* [count], on the model's device: f32, or bf16 if options.narrow */
     float *received;          /* [ranks - 1][count]: gradients of the other ranks for this slice */
     carry_tensor clip, bad;   /* [1], f32: factor on the gradients; number of consecutive non-finite steps */
     carry_tensor factors;     /* [CARRY_ADAMW_FACTORS], on a GPU; else absent */
@@ -74,8 +75,12 @@ carry_status carry_optimizer_set(carry_optimizer *optimizer, int64_t step, doubl
    afterwards all ranks have the same weights. */
 carry_status carry_optimizer_step(carry_optimizer *optimizer, carry_tensor squares);
 
-/* Copies m and v of the whole model, [model.count] each, to host memory of rank 0; other ranks may pass NULL. A
+/* Copies m and v of the whole model, [model.count] each, to host memory of rank 0 as f32; other ranks may pass NULL. A
    collective. */
 carry_status carry_optimizer_gather(carry_optimizer *optimizer, float *m, float *v);
+/* Sets elements [first, first + count) of m or v of this rank's slice from host memory. f32 numbers that are not bf16
+   are rounded to nearest if the state is bf16. */
+carry_status carry_optimizer_put(const carry_optimizer *optimizer, carry_tensor state, int64_t first, const float *from,
+                                 int64_t count);
 
 #endif

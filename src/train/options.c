@@ -72,6 +72,8 @@ const carry_train_key carry_train_keys[] = {
     REAL("epochs", epochs, 1e-9, 1e9, false, "approximate passes over the text, instead of steps"),
     TEXT("optimizer", optimizer, true, "NAME",
          "adamw, or muon: orthogonalised steps for matrices, AdamW for the rest (adamw)"),
+    TEXT("optimizer-state", optimizer_state, false, "TYPE",
+         "type of the optimizer's running means: f32, or bf16 in half the memory (f32)"),
     REAL("momentum", momentum, 0.000001, 0.999999999, false, "momentum of muon (0.95)"),
     REAL("rate", rate, 1e-30, 1e3, false, "highest learning rate (0.002)"),
     REAL("final-rate", final_rate, 0, 1, false, "rate of the last step, as a share of --rate (0.1)"),
@@ -86,7 +88,8 @@ const carry_train_key carry_train_keys[] = {
     REAL("epsilon", epsilon, 1e-30, 1, false, "epsilon of AdamW (1e-8)"),
     WHOLE("seed", seed, 0, MOST, true, "seed of the initial weights, the rows and their order (1)"),
     TEXT("out", out, false, "DIR", "folder for checkpoints (trained/NAME)"),
-    WHOLE("save-every", save_every, 1, MOST, false, "steps between checkpoints (100)"),
+    WHOLE("save-every", save_every, 0, MOST, false,
+          "steps between checkpoints; 0: none unless the run is interrupted or fails (100)"),
     WHOLE("keep", keep, 1, 1e6, false, "checkpoints to keep (2)"),
     WHOLE("eval-every", eval_every, 0, MOST, false, "steps between evaluations; 0: none (100)"),
     WHOLE("eval-batches", eval_batches, 1, MOST, false, "most batches per evaluation (8)"),
@@ -120,6 +123,7 @@ carry_train_options carry_train_options_default(void) {
         .warmup = -1,
         .schedule = "cosine",
         .optimizer = "adamw",
+        .optimizer_state = "f32",
         .momentum = 0.95,
         .seed = 1,
         .save_every = 100,
@@ -200,6 +204,9 @@ carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options
     CARRY_TRY(check_examples(ctx, o));
     if (strcmp(o->optimizer, "adamw") != 0 && strcmp(o->optimizer, "muon") != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "--optimizer '%s': expected adamw or muon", o->optimizer);
+    }
+    if (strcmp(o->optimizer_state, "f32") != 0 && strcmp(o->optimizer_state, "bf16") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "--optimizer-state '%s': expected f32 or bf16", o->optimizer_state);
     }
     if (strcmp(o->optimizer, "muon") == 0 && ranks > 1) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "--optimizer muon runs on one rank, not %d: use adamw", ranks);

@@ -53,8 +53,9 @@ typedef struct carry_train_options {
     /* The whole run: */
     int64_t steps, tokens;
     double epochs;
-    char optimizer[16]; /* adamw or muon */
-    double momentum;    /* momentum of muon */
+    char optimizer[16];      /* adamw or muon */
+    char optimizer_state[8]; /* type of its running means: f32 or bf16 */
+    double momentum;         /* momentum of muon */
     double rate, final_rate, clip, decay, beta1, beta2, epsilon;
     int64_t skip_limit;
     int64_t warmup; /* -1: a twentieth of the steps, at most 100 */

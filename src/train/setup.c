@@ -241,6 +241,7 @@ static carry_status open_loop(carry_training *t) {
                                           .eps = o->epsilon,
                                           .decay = o->decay,
                                           .clip = o->clip,
+                                          .narrow = strcmp(o->optimizer_state, "bf16") == 0,
                                           .momentum = strcmp(o->optimizer, "muon") == 0 ? o->momentum : 0.0};
     return carry_steps_open(loop, t->lm->adapter != NULL ? &t->lm->adapter->own : &t->lm->own, &adam);
 }

@@ -124,7 +124,7 @@ static carry_status take_sums(carry_steps *s, carry_steps_report *report) {
 /* True if the sums must be read now that another step is done. */
 static bool is_wanted(const carry_steps *s, bool stop) {
     return s->done == 0 || stop || s->step == s->schedule.steps || s->unread == s->lag || s->step % s->log_every == 0 ||
-           s->step % s->save_every == 0 || (s->eval_every > 0 && s->step % s->eval_every == 0);
+           (s->save_every > 0 && s->step % s->save_every == 0) || (s->eval_every > 0 && s->step % s->eval_every == 0);
 }
 
 /* On a GPU: enqueues the whole step in its stream. */
@@ -245,7 +245,7 @@ carry_status carry_steps_run(carry_steps *s) {
             CARRY_TRY(s->trainee->evaluate(s->self));
             stop = s->was_stopped;
         }
-        if (s->step % s->save_every == 0 || is_last || stop) {
+        if (stop || (s->save_every > 0 && (s->step % s->save_every == 0 || is_last))) {
             CARRY_TRY(carry_steps_save(s));
         }
     }

@@ -74,7 +74,8 @@ typedef struct carry_steps {
     void *self;
     /* Set from the options: */
     const char *out;
-    int64_t log_every, eval_every, save_every, keep;
+    int64_t log_every, eval_every;
+    int64_t save_every, keep;    /* save_every 0: only if the run is interrupted or fails */
     int64_t skip_limit;          /* maximum number of consecutive non-finite steps that are skipped */
     bool no_graph;               /* launch the work of each step piece by piece */
     const carry_train_key *keys; /* keys of the options, for checkpoints */

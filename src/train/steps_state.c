@@ -113,9 +113,9 @@ void carry_steps_close(carry_steps *s) {
 static carry_status gather_state(carry_steps *s, const float **m, const float **v) {
     const int64_t count[] = {2, s->own->count};
     size_t bytes;
-    *m = s->optimizer->m;
-    *v = s->optimizer->v;
-    if (carry_comm_size(s->comm) == 1 && s->own->device == 0) {
+    if (carry_comm_size(s->comm) == 1 && s->own->device == 0 && !s->optimizer->options.narrow) {
+        *m = s->optimizer->m.data;
+        *v = s->optimizer->v.data;
         return CARRY_OK;
     }
     if (s->speaks && s->gathered == NULL && carry_size_product(&bytes, count, 2, sizeof(float))) {
@@ -152,6 +152,7 @@ static carry_status write_checkpoint(void *user) {
                                        .parameters = s->own,
                                        .m = w->m,
                                        .v = w->v,
+                                       .narrow = s->optimizer->options.narrow,
                                        .keep = s->keep};
         status = s->trainee->describe(s->self, &checkpoint);
         status = status == CARRY_OK ? carry_checkpoint_save(s->ctx, &s->folder, &checkpoint) : status;

@@ -187,10 +187,10 @@ static void set_all(pair *p, float number) {
 
 static void gradients_match_float64(void **state) {
     (void)state;
-    /* T, S, H, HK; tiles have 64 or 128 queries and 32 to 128 keys */
+    /* T, S, H, HK; tiles have 64 or 128 queries and 32 to 128 keys. Most of the time goes to the CPU's float64. */
     static const int64_t shapes[][4] = {{1, 1, 1, 1},     {63, 63, 2, 1},   {64, 64, 1, 1},   {65, 65, 3, 3},
                                         {128, 128, 2, 2}, {129, 129, 4, 2}, {33, 200, 2, 1},  {1, 300, 4, 1},
-                                        {100, 513, 1, 1}, {257, 257, 6, 2}, {300, 300, 2, 2}, {640, 640, 2, 1}};
+                                        {100, 513, 1, 1}, {257, 257, 3, 1}, {300, 300, 1, 1}, {448, 448, 1, 1}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         for (int64_t D = 64; D <= 256; D *= 2) {
             for (int half = 0; half < 2; half++) {
@@ -201,6 +201,7 @@ static void gradients_match_float64(void **state) {
                 const problem p = {half ? CARRY_F16 : CARRY_BF16, s[0], s[1], s[2], s[3], D, i % 2 == 1};
                 call c = make(&p);
                 assert_string_not_equal(carry_attention_backward_method(&c.there), "plain");
+                set_all(&c.dq, 7.0f); /* also gives the gaps on the GPU the bytes that are checked */
                 set_all(&c.dk, 0.5f);
                 set_all(&c.dv, 0.5f);
                 run(&c);

@@ -113,8 +113,20 @@ static void earlier_tokens_are_as_without_it(void **unused) {
     }
 }
 
+/* Where the forward pass is one kernel. */
+static void the_same_with_many_heads(void **unused) {
+    (void)unused;
+    carry_delta_problem p = {.batch = 1, .tokens = TOKENS, .heads = 1, .value_heads = 104, .key = 128, .value = 128};
+    p.dtype = CARRY_BF16;
+    p.gate = CARRY_DELTA_HEAD_GATE;
+    check(p, "chunk64");
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(earlier_tokens_are_as_without_it)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(earlier_tokens_are_as_without_it),
+        cmocka_unit_test(the_same_with_many_heads),
+    };
     if (no_gpu()) {
         return 77;
     }

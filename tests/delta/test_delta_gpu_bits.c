@@ -104,6 +104,19 @@ static void many_heads(void **unused) {
     check(p, NULL);
 }
 
+/* One kernel for the forward pass. */
+static void heads_that_fill_the_gpu(void **unused) {
+    (void)unused;
+    check(problem_of(CARRY_BF16, 200, 26, 104, 128), NULL);
+    check(problem_of(CARRY_F16, 130, 52, 104, 128), NULL);
+}
+
+/* Chunks are prepared on some multiprocessors while others walk. */
+static void heads_that_fill_half_of_the_gpu(void **unused) {
+    (void)unused;
+    check(problem_of(CARRY_BF16, 700, 16, 32, 128), NULL);
+}
+
 static void other_types(void **unused) {
     (void)unused;
     check(problem_of(CARRY_F16, 200, 2, 4, 128), NULL);
@@ -126,6 +139,8 @@ int main(void) {
         cmocka_unit_test(one_sequence_in_segments),
         cmocka_unit_test(packed_sequences),
         cmocka_unit_test(many_heads),
+        cmocka_unit_test(heads_that_fill_the_gpu),
+        cmocka_unit_test(heads_that_fill_half_of_the_gpu),
         cmocka_unit_test(other_types),
         cmocka_unit_test(gates_by_key_channel),
     };

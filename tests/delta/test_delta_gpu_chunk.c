@@ -260,6 +260,17 @@ static void betas_of_zero_and_deep_gates(void **unused) {
         (problem){.p = {.batch = 1, .tokens = 500, .heads = 2, .value_heads = 4, .l2norm = true}, .deep_gates = true});
 }
 
+/* 104 sequences and value heads: the forward pass is one kernel. */
+static void heads_that_fill_the_gpu(void **unused) {
+    (void)unused;
+    carry_delta_problem p = {.batch = 26, .tokens = 300, .heads = 2, .value_heads = 4, .l2norm = true};
+    check((problem){.p = p, .deep_gates = true});
+    check((problem){.p = p, .alike = true});
+    p.l2norm = false;
+    p.state_transposed = true;
+    check((problem){.p = p, .small_betas = true});
+}
+
 /* flash-linear-attention's tolerances, on inputs drawn as in its tests of chunk_delta_rule. */
 static void keys_that_are_alike(void **unused) {
     (void)unused;
@@ -318,6 +329,10 @@ static void short_walk_of_256_packed(void **unused) {
     (void)unused;
     short_walk(256, 256, true);
 }
+static void short_walk_of_many_heads(void **unused) {
+    (void)unused;
+    check((problem){.p = {.batch = 1, .tokens = 75, .heads = 1, .value_heads = 104}});
+}
 static void short_segments(void **unused) {
     (void)unused;
     check((problem){.p = {.batch = 1, .tokens = 1025, .heads = 1, .value_heads = 1}});
@@ -359,12 +374,14 @@ int main(void) {
         cmocka_unit_test(many_heads_in_rounds),
         cmocka_unit_test(packed_sequences),
         cmocka_unit_test(betas_of_zero_and_deep_gates),
+        cmocka_unit_test(heads_that_fill_the_gpu),
         cmocka_unit_test(keys_that_are_alike),
         cmocka_unit_test(other_sizes),
         cmocka_unit_test(short_walk_of_128),
         cmocka_unit_test(short_walk_of_64_packed),
         cmocka_unit_test(short_walk_of_256),
         cmocka_unit_test(short_walk_of_256_packed),
+        cmocka_unit_test(short_walk_of_many_heads),
         cmocka_unit_test(short_segments),
         cmocka_unit_test(workspace_is_bounded),
     };

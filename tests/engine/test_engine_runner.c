@@ -3,6 +3,10 @@
    sequence with NaN fails alone, and bad steps are refused. */
 #include "runner_support.h"
 
+#include "core/context.h"
+#include "core/tensor.h"
+#include "ops/kernels/kernels.h"
+
 /* 1e-5 is some hundred roundings of 6e-8, since chunks end elsewhere. */
 static void compare(runner_case *c) {
     runner_compare(c, c->lm, 1e-5);
@@ -20,6 +24,70 @@ static void mixed_steps_equal_the_whole(void **unused) {
         c.runner->ops->close(c.runner);
         carry_lm_free(lm);
     }
+    carry_ctx_free(ctx);
+}
+
+/* The log probabilities of a sequence by a forward pass, computed from its logits as the runner does. */
+static void pass_logprobs(carry_lm *lm, carry_dtype dtype, const int32_t *from, float to[][RUNNER_VOCABULARY]) {
+    static float values[RUNNER_TOKENS * RUNNER_VOCABULARY];
+    int64_t ids[RUNNER_TOKENS];
+    const carry_kernels *kernels;
+    assert_ok(lm->ctx, carry_kernels_of(lm->ctx, &kernels));
+    for (int i = 0; i < RUNNER_TOKENS; i++) {
+        ids[i] = from[i];
+    }
+    const carry_tensor logits = carry_view_3d(values, dtype, 1, RUNNER_TOKENS, RUNNER_VOCABULARY);
+    const carry_lm_args args = {.ids = carry_view_2d(ids, CARRY_I64, 1, RUNNER_TOKENS), .logits = logits};
+    const carry_lm_pass_options options = {
+        .batch = 1, .tokens = RUNNER_TOKENS, .forward_only = true, .same_bits = true, .dtype = dtype};
+    assert_ok(lm->ctx, run_once(lm, &options, &args));
+    for (int t = 0; t < RUNNER_TOKENS; t++) {
+        float row[RUNNER_VOCABULARY], most = -INFINITY;
+        for (int i = 0; i < RUNNER_VOCABULARY; i++) {
+            row[i] = (float)carry_tensor_at(&logits, t * RUNNER_VOCABULARY + i);
+            most = row[i] > most ? row[i] : most;
+        }
+        const double sum = (double)most + log((double)kernels->rows->sum_exp(NULL, row, most, RUNNER_VOCABULARY));
+        for (int i = 0; i < RUNNER_VOCABULARY; i++) {
+            to[t][i] = (float)((double)row[i] - sum);
+        }
+    }
+}
+
+/* With same_bits, prompts in pieces, single steps and the forward pass of training over the whole text give the same
+   log probabilities, in layers with the delta rule and attention; other layers are refused by name. */
+static void a_forward_pass_has_the_bits_of_the_engine(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    static runner_case c;
+    static float wanted[RUNNER_TOKENS][RUNNER_VOCABULARY];
+    static const carry_dtype types[] = {CARRY_F32, CARRY_BF16};
+    int compared = 0;
+    for (int i = 0; i < 2 * RUNNER_MODELS; i++) {
+        carry_lm *lm = model(ctx, runner_model(i / 2));
+        bool able = lm->config.delta.use_delta_rule;
+        for (int64_t l = 0; l < lm->config.num_hidden_layers; l++) {
+            const char *name = lm->layer[l].mixer.part->name;
+            able = able && (strcmp(name, "delta") == 0 || strcmp(name, "attention") == 0);
+        }
+        if (able) {
+            runner_open(&c, lm, types[i % 2], true, 3);
+            runner_finish(&c, false);
+            for (int s = 0; s < RUNNER_SEQUENCES; s++) {
+                pass_logprobs(lm, types[i % 2], c.ids[s], wanted);
+                for (int t = 0; t < RUNNER_TOKENS; t++) {
+                    if (c.has[s][t] && memcmp(c.got[s][t], wanted[t], sizeof wanted[t]) != 0) {
+                        fail_msg("model %d, %s, sequence %d, token %d: other bits", i / 2,
+                                 carry_dtype_name(types[i % 2]), s, t);
+                    }
+                }
+            }
+            compared++;
+            c.runner->ops->close(c.runner);
+        }
+        carry_lm_free(lm);
+    }
+    assert_true(compared >= 8);
     carry_ctx_free(ctx);
 }
 
@@ -195,9 +263,13 @@ static void bad_steps_are_refused(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mixed_steps_equal_the_whole),           cmocka_unit_test(same_bits_hold_beside_any_sequences),
-        cmocka_unit_test(states_go_on_where_they_are_copied_to), cmocka_unit_test(a_sequence_with_nan_fails_alone),
-        cmocka_unit_test(sampled_tokens_are_read_by_slot),       cmocka_unit_test(bad_steps_are_refused),
+        cmocka_unit_test(mixed_steps_equal_the_whole),
+        cmocka_unit_test(same_bits_hold_beside_any_sequences),
+        cmocka_unit_test(a_forward_pass_has_the_bits_of_the_engine),
+        cmocka_unit_test(states_go_on_where_they_are_copied_to),
+        cmocka_unit_test(a_sequence_with_nan_fails_alone),
+        cmocka_unit_test(sampled_tokens_are_read_by_slot),
+        cmocka_unit_test(bad_steps_are_refused),
     };
     return cmocka_run_group_tests_name("engine_runner", tests, NULL, NULL);
 }

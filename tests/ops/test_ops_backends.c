@@ -9,8 +9,8 @@
 #include "ops/table.h"
 
 /* Rows shorter and longer than a warp's, and around the sizes of blocks. */
-static const int64_t row_shapes[][2] = {{1, 1},    {3, 5},    {65, 129}, {257, 64}, {131, 32}, {37, 128},
-                                        {19, 200}, {21, 768}, {9, 1024}, {5, 1025}, {67, 2050}};
+static const int64_t row_shapes[][2] = {{1, 1},    {3, 5},    {65, 129}, {257, 64},  {131, 32}, {37, 128},  {19, 200},
+                                        {21, 768}, {9, 1024}, {5, 1025}, {67, 2050}, {5, 1032}, {70, 2560}, {3, 4096}};
 #define ROW_SHAPES(s) for (size_t s = 0; s < sizeof row_shapes / sizeof *row_shapes; s++, free_operands())
 
 /* Terms below 1, added in two orders: 2^-24 of a sum of k terms for each order, with slack for tf32 in three parts. */
@@ -204,7 +204,24 @@ static void case_rotary(carry_dtype type) {
     }
 }
 
+/* Sizes and offsets that are multiples of 8 elements, copied 16 bytes at a time; rotated in place too. */
+static void one_rotary_wide(carry_dtype type, bool inverse) {
+    operand x = given(type, 3, SHAPE(37, 3, 64), -1, 1), table = given(CARRY_F32, 3, SHAPE(37, 16, 2), -1, 1);
+    operand y = wanted(type, 3, SHAPE(37, 3, 64)), z = given(type, 2, SHAPE(111, 80), -1, 1);
+    EACH_SIDE {
+        CALL(carry_rotary_halves(ctx, y.t[side], x.t[side], table.t[side], inverse));
+        CALL(carry_rotary_halves(ctx, x.t[side], x.t[side], table.t[side], inverse));
+        CALL(carry_copy_columns(ctx, z.t[side], 8, carry_reshape_2d(x.t[side], 111, 64), 16, 48));
+    }
+    compare("y", &y, 0x1p-21);
+    compare("x", &x, 0x1p-21);
+    compare("z", &z, 0x1p-21);
+    free_operands();
+}
+
 static void case_rotary_halves(carry_dtype type) {
+    one_rotary_wide(type, false);
+    one_rotary_wide(type, true);
     for (int inverse = 0; inverse < 2; inverse++) {
         operand x = given(type, 3, SHAPE(17, 3, 66), -1, 1), table = given(CARRY_F32, 3, SHAPE(17, 9, 2), -1, 1);
         operand y = wanted(type, 3, SHAPE(17, 3, 66)), z = given(type, 2, SHAPE(51, 70), -1, 1);

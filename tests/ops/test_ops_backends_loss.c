@@ -129,6 +129,20 @@ static void case_adamw(carry_dtype type) {
         o.spared = spared.t[side];
         CALL(carry_adamw_step(ctx, w.t[side], m.t[side], v.t[side], low.t[side], g.t[side], &o));
     }
+    operand m16 = given(CARRY_BF16, 1, &n, -0.1f, 0.1f), v16 = given(CARRY_BF16, 1, &n, 0, 1);
+    operand w16 = given(CARRY_F32, 1, &n, -1, 1), momentum = given(CARRY_BF16, 1, &n, -1, 1);
+    operand u = wanted(CARRY_F32, 1, &n);
+    EACH_SIDE {
+        const carry_adamw o = {CARRY_INIT(carry_adamw), .rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1,
+                               .factor = 1.0,           .step = 3};
+        CALL(carry_adamw_step(ctx, w16.t[side], m16.t[side], v16.t[side], low.t[side], g.t[side], &o));
+        CALL(carry_muon_momentum(ctx, u.t[side], momentum.t[side], g.t[side], (carry_tensor){0}, 0.9));
+    }
+    compare("w with bf16 means", &w16, 0x1p-20);
+    compare("bf16 m", &m16, 0x1p-7); /* a last bit of the f32 number may change the direction of rounding */
+    compare("bf16 v", &v16, 0x1p-7);
+    compare("bf16 momentum", &momentum, 0x1p-7);
+    compare("u of bf16 momentum", &u, 0x1p-22);
     compare("sum_squares", &squares, 1e-9);
     compare("clip_factor", &factor, 0x1p-26);
     compare("w", &w, 0x1p-20);

@@ -360,6 +360,53 @@ static void test_adamw_matches_float64(void **state) {
     check_adamw(40003, false);
 }
 
+/* With m and v in bf16 the weights of the first step are those of f32, whose m and v start at 0 as well. A mean that
+   changes by less than half a unit of bf16 in each step follows the gradients nevertheless, since rounding is random
+   without bias: 200 steps move m from 1 to b1^200, where rounding to nearest would leave it at 1. The mean over 4,096
+   elements has a standard deviation of about 2^-8 sqrt(200 / 4096) / 2, below 5e-4. */
+static void test_adamw_with_bf16_means_follows_f32(void **state) {
+    (void)state;
+    enum { COUNT = 4096 };
+    const int64_t count = COUNT;
+    array w0 = random_array(CARRY_F32, 1, &count, -1, 1), g = random_array(CARRY_F32, 1, &count, -1, 1);
+    carry_adamw o = {CARRY_INIT(carry_adamw), .rate = 1e-2, .b1 = 0.999, .b2 = 0.999, .eps = 1e-8,
+                     .factor = 1.0,           .step = 1};
+    uint16_t first[COUNT];
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
+        array w = copy_of(&w0), wide = copy_of(&w0);
+        o.step = 1;
+        float m32[COUNT] = {0}, v32[COUNT] = {0};
+        uint16_t m[COUNT] = {0}, v[COUNT] = {0};
+        const carry_tensor tm = carry_view_1d(m, CARRY_BF16, count), tv = carry_view_1d(v, CARRY_BF16, count);
+        assert_ok(ctxs[c], carry_adamw_step(ctxs[c], w.t, tm, tv, absent, g.t, &o));
+        assert_ok(ctxs[c], carry_adamw_step(ctxs[c], wide.t, carry_view_1d(m32, CARRY_F32, count),
+                                            carry_view_1d(v32, CARRY_F32, count), absent, g.t, &o));
+        assert_same("w", &w, &wide);
+        for (int64_t i = 0; i < count; i++) {
+            m[i] = v[i] = 0x3F80; /* 1 */
+        }
+        memset(g.t.data, 0, sizeof m32);
+        for (o.step = 2; o.step < 202; o.step++) {
+            assert_ok(ctxs[c], carry_adamw_step(ctxs[c], w.t, tm, tv, absent, g.t, &o));
+        }
+        double mean = 0.0;
+        for (int64_t i = 0; i < count; i++) {
+            mean += carry_tensor_at(&tm, i) / COUNT;
+        }
+        assert_true(fabs(mean - pow(0.999, 200)) < 2.5e-3);
+        if (c == 0) {
+            memcpy(first, m, sizeof m);
+        }
+        assert_true(memcmp(first, m, sizeof m) == 0); /* whatever the kernels and threads */
+        for (int64_t i = 0; i < count; i++) {
+            ((float *)g.t.data)[i] = (float)g.v[i];
+        }
+    }
+    carry_tensor narrow = carry_view_1d(first, CARRY_BF16, count);
+    assert_refused(ctxs[0], CARRY_EDTYPE, "they have one type",
+                   carry_adamw_step(ctxs[0], w0.t, narrow, g.t, absent, g.t, &o));
+}
+
 static void test_adamw_refuses_and_passes_nan(void **state) {
     (void)state;
     float w[2] = {1, 1}, m[2] = {0}, v[2] = {0}, g[2] = {NAN, 1};
@@ -507,21 +554,14 @@ static void test_clipping_by_a_number_on_the_device(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_exp_is_near_the_true_one_and_passes_nan),
-        TEST(test_activations_match_float64_and_differences),
-        TEST(test_activations_pass_nan_and_stand_infinity),
-        TEST(test_swiglu_matches_float64_and_differences),
-        TEST(test_norm_matches_float64_and_differences),
-        TEST(test_norm_names_what_does_not_fit),
-        TEST(test_workspaces_never_shrink_with_tokens),
-        TEST(test_embed_matches_float64),
-        TEST(test_embed_refuses_ids_outside_the_table),
-        TEST(test_adamw_matches_float64),
-        TEST(test_adamw_refuses_and_passes_nan),
-        TEST(test_sum_of_squares_is_that_of_float64),
-        TEST(test_the_guard_counts_bad_steps_in_a_row),
-        TEST(test_adamw_by_factors_is_adamw_by_numbers),
-        TEST(test_adamw_spares_what_it_is_told_to),
+        TEST(test_exp_is_near_the_true_one_and_passes_nan), TEST(test_activations_match_float64_and_differences),
+        TEST(test_activations_pass_nan_and_stand_infinity), TEST(test_swiglu_matches_float64_and_differences),
+        TEST(test_norm_matches_float64_and_differences),    TEST(test_norm_names_what_does_not_fit),
+        TEST(test_workspaces_never_shrink_with_tokens),     TEST(test_embed_matches_float64),
+        TEST(test_embed_refuses_ids_outside_the_table),     TEST(test_adamw_matches_float64),
+        TEST(test_adamw_with_bf16_means_follows_f32),       TEST(test_adamw_refuses_and_passes_nan),
+        TEST(test_sum_of_squares_is_that_of_float64),       TEST(test_the_guard_counts_bad_steps_in_a_row),
+        TEST(test_adamw_by_factors_is_adamw_by_numbers),    TEST(test_adamw_spares_what_it_is_told_to),
         TEST(test_clipping_by_a_number_on_the_device),
     };
     return cmocka_run_group_tests(tests, open_contexts, close_contexts);

@@ -179,7 +179,7 @@ static void test_steps_that_are_not_finite_change_nothing(void **state) {
     assert_ok(ctx, carry_optimizer_step(optimizer, total));
     assert_true(own.weights[0] == 0.5f);
     for (int64_t i = 0; i < own.count; i++) {
-        assert_true(optimizer->m[i] == 0.0f);
+        assert_true(((const float *)optimizer->m.data)[i] == 0.0f);
     }
     carry_optimizer_free(optimizer);
     carry_comm_close(comm);

@@ -39,14 +39,17 @@ static carry_status make(carry_ctx *ctx, carry_tensor *tensor, carry_dtype dtype
     return CARRY_OK;
 }
 
-static carry_status fill(carry_ctx *ctx, carry_delta_set *s, bool backward, uint64_t seed, int rank) {
+/* Without l2norm, q and k have a norm of about 1. */
+static carry_status fill(carry_ctx *ctx, carry_delta_set *s, const carry_delta_problem *p, bool backward, uint64_t seed,
+                         int rank) {
     const uint64_t stream = (uint64_t)rank * STREAMS;
+    const float of_keys = p->l2norm ? 1.0f : 1.0f / sqrtf((float)p->key);
     const struct {
         carry_tensor tensor;
         uint64_t stream;
         float deviation;
-    } all[] = {{s->q, stream, 1.0f},         {s->k, stream + 1, 1.0f}, {s->v, stream + 2, 1.0f},
-               {s->beta, stream + 3, 1.0f},  {s->g, stream + 4, 1.0f}, {s->state, STATE, 0.1f},
+    } all[] = {{s->q, stream, of_keys},      {s->k, stream + 1, of_keys}, {s->v, stream + 2, 1.0f},
+               {s->beta, stream + 3, 1.0f},  {s->g, stream + 4, 1.0f},    {s->state, STATE, 0.1f},
                {s->grad_o, stream + 6, 1.0f}};
     for (size_t i = 0; i < sizeof all / sizeof all[0] - (backward ? 0 : 1); i++) {
         if (carry_tensor_count(&all[i].tensor) > 0) {
@@ -112,7 +115,7 @@ carry_status carry_delta_set_new(carry_ctx *ctx, carry_delta_set *s, const carry
             CARRY_TRY(make(ctx, all[i].tensor, all[i].dtype, all[i].rank, all[i].shape));
         }
     }
-    return fill(ctx, s, backward, seed, rank);
+    return fill(ctx, s, p, backward, seed, rank);
 }
 
 /* The tensors of a set by index; those from TENSORS_READ on are written. */

@@ -36,8 +36,9 @@ typedef struct instance {
 } instance;
 
 static const char takes[] =
-    "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, gates=mixed or zero, initial (a state), "
-    "backward, step, ring=1 to 8 (with step), algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
+    "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, gates=mixed or zero, given (q and k "
+    "have norms of about 1 and are not normalised), initial (a state), backward, step, ring=1 to 8 (with step), "
+    "algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
     "hv, k, v, nogate, keygate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
 
 static carry_status parse(void *given, carry_problem *problem) {
@@ -54,7 +55,7 @@ static carry_status parse(void *given, carry_problem *problem) {
     bool none = carry_problem_has(problem, "nogate");
     bool keys = carry_problem_has(problem, "keygate");
     p->gate = none ? CARRY_DELTA_NO_GATE : keys ? CARRY_DELTA_KEY_GATE : CARRY_DELTA_HEAD_GATE;
-    p->l2norm = true;
+    p->l2norm = !carry_problem_has(problem, "given");
     it->backward = carry_problem_has(problem, "backward");
     it->step = carry_problem_has(problem, "step");
     it->initial = carry_problem_has(problem, "initial");

@@ -1,4 +1,5 @@
-/* Adapters in a pass. Backward computes A x again: that costs less than keeping `rank` numbers for every token. */
+/* Adapters in a pass. A x of every target is kept for backward, unless the layers are computed again there; slots that
+   are rows of one parameter, such as q, k and v of a merged projection, share it. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
@@ -10,6 +11,7 @@
 typedef struct pair {
     carry_tensor A, B, dA, dB; /* B and dB: the rows of the slot */
     uint64_t stream;           /* of dropout */
+    int64_t index;             /* of the pair of A and B */
 } pair;
 
 static carry_tensor rows_of(carry_tensor whole, const carry_lm_slot *slot) {
@@ -29,7 +31,8 @@ static bool find(const carry_lm_call *call, int slot, pair *of) {
                  .B = rows_of(carry_parameters_product(own, a + 1), at),
                  .dA = carry_parameters_view(own, own->gradients, a),
                  .dB = rows_of(carry_parameters_view(own, own->gradients, a + 1), at),
-                 .stream = adapter->draw << 24 | (uint64_t)a};
+                 .stream = adapter->draw << 24 | (uint64_t)a,
+                 .index = a / 2};
     return true;
 }
 
@@ -51,15 +54,24 @@ static carry_tensor wide(carry_tensor memory, int64_t rows, int64_t width) {
     return view;
 }
 
-/* Replaces *x by the input of A (after dropout) and computes *z = scale A x. */
-static carry_status reduce(const carry_lm_call *call, const pair *of, carry_tensor *x, carry_tensor *z) {
+/* Replaces *x by the input of A (after dropout) and computes *z = scale A x, unless it is there already: kept from
+   forward, or computed for the slot before. */
+static carry_status reduce(const carry_lm_call *call, const pair *of, bool backward, carry_tensor *x, carry_tensor *z) {
     carry_lm_pass *pass = call->pass;
+    const bool keeps = pass->adapter.kept.data != NULL;
+    const bool has_z = (keeps && backward) || (pass->adapter.last == of->index && pass->adapter.last_x == x->data);
+    pass->adapter.last = of->index;
+    pass->adapter.last_x = x->data;
     if (drops(call)) {
         const carry_tensor kept = wide(pass->adapter.x, x->shape[0], x->shape[1]);
         CARRY_TRY(drop(call, of, kept, *x));
         *x = kept;
     }
-    *z = carry_slice(pass->adapter.z, 0, x->shape[0]);
+    *z = keeps ? carry_slice(pass->adapter.kept, of->index * pass->most, x->shape[0])
+               : carry_slice(pass->adapter.z, 0, x->shape[0]);
+    if (has_z) {
+        return CARRY_OK;
+    }
     CARRY_TRY(carry_linear(pass->ctx, *z, *x, of->A, false));
     return carry_lm_scale(pass, *z, *z, pass->adapter.scale);
 }
@@ -71,7 +83,7 @@ carry_status carry_lm_adapt(const carry_lm_call *call, int slot, carry_tensor y,
         return CARRY_OK;
     }
     CARRY_SPAN(call->pass->ctx, "model", "adapter");
-    CARRY_TRY(reduce(call, &of, &x, &z));
+    CARRY_TRY(reduce(call, &of, false, &x, &z));
     return carry_linear(call->pass->ctx, y, z, of.B, true);
 }
 
@@ -84,7 +96,7 @@ carry_status carry_lm_adapt_backward(const carry_lm_call *call, int slot, carry_
         return CARRY_OK;
     }
     CARRY_SPAN(pass->ctx, "model", "adapter backward");
-    CARRY_TRY(reduce(call, &of, &x, &z));
+    CARRY_TRY(reduce(call, &of, true, &x, &z));
     const carry_tensor dz = carry_slice(pass->adapter.dz, 0, x.shape[0]);
     CARRY_TRY(carry_linear_backward(pass->ctx, dz, of.dB, dy, z, of.B, false));
     CARRY_TRY(carry_lm_scale(pass, dz, dz, pass->adapter.scale));
@@ -115,6 +127,9 @@ void carry_lm_adapter_take(carry_lm_pass *pass, carry_arena *arena) {
     }
     const bool learns = !pass->options.forward_only;
     const bool drops_some = learns && adapter->options.dropout > 0.0;
+    const int64_t kept[] = {adapter->own.parameters / 2 * pass->most, adapter->options.rank};
+    pass->adapter.kept =
+        learns && !pass->shares ? carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, kept) : absent;
     pass->adapter.z = carry_lm_take(pass, arena, dtype, adapter->options.rank);
     pass->adapter.dz = learns ? carry_lm_take(pass, arena, dtype, adapter->options.rank) : absent;
     pass->adapter.x = drops_some ? carry_lm_take(pass, arena, dtype, widest(pass->lm)) : absent;
@@ -124,5 +139,6 @@ void carry_lm_adapter_take(carry_lm_pass *pass, carry_arena *arena) {
 }
 
 carry_status carry_lm_adapter_begin(carry_lm_pass *pass) {
+    pass->adapter.last = -1;
     return pass->lm->adapter != NULL ? carry_fill(pass->ctx, pass->adapter.scale, pass->lm->adapter->scale) : CARRY_OK;
 }

@@ -106,8 +106,9 @@ typedef struct carry_lm_pass_options {
        sequences. Needs forward_only */
     int64_t pooled;
     int64_t context; /* pooled pass: the maximum length of a sequence in tokens */
-    bool same_bits;  /* pooled pass, CPU only: a token's results do not depend on how its sequence was split into calls,
-                        nor on the other sequences of a call */
+    bool same_bits;  /* CPU only. Pooled pass: a token's results do not depend on how its sequence was split into calls,
+                        nor on the other sequences of a call. Other passes: forward_only; a token's results have the
+                        bits of such a pooled pass (layers with the delta rule or attention) */
     bool scores;     /* pooled pass: calls may ask for losses */
     carry_dtype dtype; /* type of the activations: f32, bf16 or f16; weights are f32 */
     bool forward_only; /* no gradients will be computed: all layers use the same memory */

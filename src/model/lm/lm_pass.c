@@ -114,24 +114,6 @@ static void describe(carry_lm_pass *pass) {
     }
 }
 
-/* Allocates memory for products in blocks of a fixed number of rows. */
-static carry_status open_fixed(carry_lm_pass *pass) {
-    const carry_parameters *own = &pass->lm->own;
-    int64_t in = 1;
-    int64_t out = pass->lm->config.vocab_size; /* also for multi-token heads, which use another model's head */
-    for (int64_t i = 0; i < own->parameters; i++) {
-        const carry_parameter *p = &own->parameter[i];
-        out = p->rank == 2 && p->shape[0] > out ? p->shape[0] : out;
-        in = p->rank == 2 && p->shape[1] > in ? p->shape[1] : in;
-    }
-    pass->fixed_bytes = carry_fixed_rows_bytes(in, out);
-    pass->fixed = own->device == 0 ? malloc(pass->fixed_bytes) : NULL;
-    if (own->device != 0) {
-        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED, "same_bits works on the CPU only");
-    }
-    return pass->fixed != NULL ? CARRY_OK : carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");
-}
-
 carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_lm_pass_options *options) {
     carry_ctx *ctx = lm->ctx;
     *made = NULL;
@@ -151,7 +133,7 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     pass->tokens = pass->most = options->batch * options->tokens;
     pass->shares = options->recompute || options->forward_only;
     carry_status status = open_parts(pass);
-    status = status == CARRY_OK && options->same_bits ? open_fixed(pass) : status;
+    status = status == CARRY_OK && options->same_bits ? carry_lm_open_fixed(pass) : status;
     if (status == CARRY_OK && options->pooled > 0 && lm->config.norm_plus_one) {
         status = carry_lm_factors_new(pass);
     }

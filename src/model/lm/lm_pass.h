@@ -63,9 +63,12 @@ struct carry_lm_pass {
         carry_tensor z, dz; /* A x and its gradient: [tokens, rank] */
         carry_tensor x, dx; /* with dropout: the input of A and its gradient, with the width of the widest */
         carry_tensor scale; /* [rank], f32, all the same */
-    } adapter;              /* for a model with an adapter */
-    carry_tensor unread;    /* for a frozen model: memory for small gradients that operators always compute */
-    void *scratch;          /* workspace of the operator that is running */
+        carry_tensor kept;  /* scale A x of every pair, [pairs * most, rank]; absent if layers are computed again */
+        int64_t last;       /* the pair, and the data of x, for which z was last computed; -1: none in this call */
+        const void *last_x;
+    } adapter;           /* for a model with an adapter */
+    carry_tensor unread; /* for a frozen model: memory for small gradients that operators always compute */
+    void *scratch;       /* workspace of the operator that is running */
     size_t scratch_bytes;
 };
 
@@ -142,6 +145,9 @@ carry_status carry_lm_adapt_backward(const carry_lm_call *call, int slot, carry_
                                      carry_tensor x);
 void carry_lm_adapter_take(carry_lm_pass *pass, carry_arena *arena);
 carry_status carry_lm_adapter_begin(carry_lm_pass *pass);
+/* For a pass with same_bits: checks that its layers allow it, and allocates memory for products in blocks of a fixed
+   number of rows. */
+carry_status carry_lm_open_fixed(carry_lm_pass *pass);
 /* True if the maps of one x are columns of one array, so that one product computes them all: on a GPU, without an
    adapter (which adds to each map separately). */
 bool carry_lm_joins(const carry_lm_pass *pass);

@@ -3,14 +3,17 @@
 
 #include "ops/cuda/nn.cuh"
 
+#include "ops/cuda/moments.cuh"
+
 extern "C" {
 #include "ops/muon.h"
 }
 
 #define SMALL 1e-7
 
+template <typename M>
 __global__ void __launch_bounds__(THREADS)
-    muon_momentum_kernel(float *u, float *m, const float *g, const float *clip, float momentum, int64_t count) {
+    muon_momentum_kernel(float *u, M *m, const float *g, const float *clip, float momentum, int64_t count) {
     const float factor = clip != NULL ? *clip : 1.0f;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS) {
         if (isnan(factor)) {
@@ -18,8 +21,8 @@ __global__ void __launch_bounds__(THREADS)
             continue;
         }
         const float slope = factor * g[i];
-        const float mean = momentum * m[i] + slope;
-        m[i] = mean;
+        const float mean = momentum * moment_at(m, i) + slope;
+        put_moment(m, i, mean, carry_dither_bits(i, __float_as_uint(mean), __float_as_uint(slope), 0));
         u[i] = slope + momentum * mean;
     }
 }
@@ -29,8 +32,11 @@ extern "C" carry_status carry_cuda_muon_momentum(carry_ctx *ctx, carry_tensor u,
     place at = {};
     CARRY_TRY(open_place(ctx, &at, g.device));
     const int64_t count = carry_tensor_count(&g);
-    muon_momentum_kernel<<<blocks_for(count, THREADS), THREADS, 0, at.stream>>>(
-        (float *)u.data, (float *)m.data, (const float *)g.data, (const float *)clip.data, (float)momentum, count);
+    with_moments(m.dtype, [&](auto type) {
+        using M = decltype(type);
+        muon_momentum_kernel<M><<<blocks_for(count, THREADS), THREADS, 0, at.stream>>>(
+            (float *)u.data, (M *)m.data, (const float *)g.data, (const float *)clip.data, (float)momentum, count);
+    });
     return launched(ctx, at, "muon_momentum cannot be launched");
 }
 

@@ -1,5 +1,5 @@
 /* Root-mean-square norm on NVIDIA GPUs, with a weight and a gate, as a whole or in two steps for rows that are split
-   over ranks; norm_wide.cu handles rows of whole vectors.
+   over ranks; norm_wide.cu and norm_block.cu handle rows of whole vectors.
 
    A warp has a row, or a block if the row is long. Forward, a row is read twice, the second time from a cache.
    Backward, a block walks over a block of tokens as norm.c does: each warp sums dw of its rows in order, warps are
@@ -178,7 +178,7 @@ static void launch_warps(const norm_args<T> &a, int64_t blocks, const place &at)
 
 /* One warp per row, or one block per row. */
 template <typename T> static void launch_rows(const norm_args<T> &a, const place &at) {
-    if (a.rows == 0 || (a.y.data != NULL && norm_wide(a, at.stream))) {
+    if (a.rows == 0 || (a.y.data != NULL && (norm_wide(a, at.stream) || norm_block(a, at.stream)))) {
         return;
     }
     if (a.n <= WARP_ROW) {
@@ -272,7 +272,7 @@ extern "C" carry_status carry_cuda_rms_norm_backward(carry_ctx *ctx, carry_tenso
         a.over = (float)n;
         a.eps = eps;
         a.accumulate = accumulate;
-        if (norm_wide_backward(a, &blocks, at.stream)) {
+        if (norm_wide_backward(a, &blocks, at.stream) || norm_block_backward(a, &blocks, at.stream)) {
             return;
         }
         if (n <= 128) {

@@ -33,9 +33,12 @@ template <typename T> static void gate_of(norm_args<T> &a, const carry_tensor &z
     a.dz_row = dz.rank == 3 ? dz.stride[0] : a.n;
 }
 
-/* norm_wide.cu: rows of whole vectors, up to WARP_ROW elements. Return false, and do nothing, for others. *blocks:
-   on entry the rows of the workspace that may be written, on return those that were. */
+/* norm_wide.cu: rows of whole vectors, up to WARP_ROW elements. norm_block.cu: longer rows, without a gate. Return
+   false, and do nothing, for others. *blocks: on entry the rows of the workspace that may be written, on return those
+   that were. */
 template <typename T> bool norm_wide(const norm_args<T> &a, cudaStream_t stream);
 template <typename T> bool norm_wide_backward(const norm_args<T> &a, int64_t *blocks, cudaStream_t stream);
+template <typename T> bool norm_block(const norm_args<T> &a, cudaStream_t stream);
+template <typename T> bool norm_block_backward(const norm_args<T> &a, int64_t *blocks, cudaStream_t stream);
 
 #endif

@@ -1,6 +1,7 @@
 /* AdamW and the clipping factor on NVIDIA GPUs. */
 #include <math.h>
 
+#include "ops/cuda/moments.cuh"
 #include "ops/cuda/wide.cuh"
 
 extern "C" {
@@ -39,9 +40,9 @@ struct spared_elements {
 
 /* If the clipping factor is NaN, nothing is changed; all threads see the same factor. fours: the number of groups of
    EACH elements that may be accessed at once, from the first element on. */
-template <typename T>
+template <typename T, typename M>
 __global__ void __launch_bounds__(THREADS)
-    adamw_kernel(float *w, float *m, float *v, const float *g, row_of<T> low, carry_adam_factors f,
+    adamw_kernel(float *w, M *m, M *v, const float *g, row_of<T> low, carry_adam_factors f,
                  const carry_adam_factors *given, double factor, const float *clip, spared_elements spared,
                  int64_t count, int64_t fours) {
     if (clip != NULL && isnan(*clip)) {
@@ -57,15 +58,24 @@ __global__ void __launch_bounds__(THREADS)
     spared.start();
     for (int64_t i = first; i < fours; i += step) {
         f.decay = spared.has(i * EACH) ? 0.0f : decay;
-        float4 weight = ((const float4 *)w)[i], mean = ((const float4 *)m)[i], square = ((const float4 *)v)[i];
-        const float4 slope = ((const float4 *)g)[i];
-        weight.x = update(mean.x, square.x, weight.x, slope.x, f);
-        weight.y = update(mean.y, square.y, weight.y, slope.y, f);
-        weight.z = update(mean.z, square.z, weight.z, slope.z, f);
-        weight.w = update(mean.w, square.w, weight.w, slope.w, f);
+        float4 weight = ((const float4 *)w)[i];
+        const float4 slope = ((const float4 *)g)[i], means = four_moments_at(m, i), squares = four_moments_at(v, i);
+        float mean[EACH] = {means.x, means.y, means.z, means.w};
+        float square[EACH] = {squares.x, squares.y, squares.z, squares.w};
+        uint32_t random[EACH], upper[EACH];
+        weight.x = update(mean[0], square[0], weight.x, slope.x, f);
+        weight.y = update(mean[1], square[1], weight.y, slope.y, f);
+        weight.z = update(mean[2], square[2], weight.z, slope.z, f);
+        weight.w = update(mean[3], square[3], weight.w, slope.w, f);
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            random[k] =
+                carry_dither_bits(i * EACH + k, __float_as_uint(mean[k]), __float_as_uint(square[k]), (uint32_t)f.step);
+            upper[k] = random[k] >> 16;
+        }
         ((float4 *)w)[i] = weight;
-        ((float4 *)m)[i] = mean;
-        ((float4 *)v)[i] = square;
+        put_four_moments(m, i, mean, random);
+        put_four_moments(v, i, square, upper);
         if (low.here()) {
             const float four[EACH] = {weight.x, weight.y, weight.z, weight.w};
             ((several<T, EACH> *)low.data)[i] = narrow_all<T, EACH>(four);
@@ -73,8 +83,12 @@ __global__ void __launch_bounds__(THREADS)
     }
     for (int64_t i = fours * EACH + first; i < count; i += step) {
         f.decay = spared.has(i) ? 0.0f : decay;
-        const float weight = update(m[i], v[i], w[i], g[i], f);
+        float mean = moment_at(m, i), square = moment_at(v, i);
+        const float weight = update(mean, square, w[i], g[i], f);
+        const uint32_t random = carry_dither_bits(i, __float_as_uint(mean), __float_as_uint(square), (uint32_t)f.step);
         w[i] = weight;
+        put_moment(m, i, mean, random);
+        put_moment(v, i, square, random >> 16);
         if (low.here()) {
             low.put(i, weight);
         }
@@ -98,9 +112,12 @@ extern "C" carry_status carry_cuda_adamw_step(carry_ctx *ctx, carry_tensor w, ca
         using T = decltype(type);
         const bool wide = is_aligned(w.data) && is_aligned(m.data) && is_aligned(v.data) && is_aligned(g.data) &&
                           is_aligned(low.data);
-        adamw_kernel<T><<<blocks_for(count, wide ? THREADS * EACH : THREADS), THREADS, 0, at.stream>>>(
-            (float *)w.data, (float *)m.data, (float *)v.data, (const float *)g.data, row<T>(low), factors, given,
-            options->factor, (const float *)options->clip.data, spared, count, wide ? count / EACH : 0);
+        with_moments(m.dtype, [&](auto moment) {
+            using M = decltype(moment);
+            adamw_kernel<T, M><<<blocks_for(count, wide ? THREADS * EACH : THREADS), THREADS, 0, at.stream>>>(
+                (float *)w.data, (M *)m.data, (M *)v.data, (const float *)g.data, row<T>(low), factors, given,
+                options->factor, (const float *)options->clip.data, spared, count, wide ? count / EACH : 0);
+        });
     });
     return launched(ctx, at, "adamw_step cannot be launched");
 }

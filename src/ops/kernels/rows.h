@@ -16,6 +16,7 @@ typedef struct carry_adam_factors {
     float b1, c1, b2, c2; /* c = 1 - b, rounded once */
     /* rate is corrected for the bias of m: rate / (1 - b1^step). decay includes the rate. */
     float factor, rate, unbias_v, eps, decay;
+    float step; /* its last 24 bits; only for rounding to bf16 */
 } carry_adam_factors;
 
 /* dx (or added to it) = scale dy w silu(z) - back x; dw += dy x scale silu(z); dz = dy x scale w silu'(z). w and z

@@ -103,10 +103,10 @@ carry_status describe_back(carry_ctx *ctx, const carry_delta_back_job *b, const 
 }
 
 carry_status prepare_again(carry_ctx *ctx, const carry_delta_back_job *b, const scan_launch &both,
-                           const gradient_args &last, int ordinal, cudaStream_t stream) {
+                           const gradient_args &last, int units, int ordinal, cudaStream_t stream) {
     prepare_args in = last.in;
     in.s.key_bands = both.first.s.key_bands;
-    return launch_prepare(ctx, &b->job, in, ordinal, stream);
+    return launch_prepare(ctx, &b->job, in, units, ordinal, stream);
 }
 
 carry_status run(carry_ctx *ctx, const carry_delta_back_job *b, const back_way &way, carry_map_encoder encode,
@@ -114,7 +114,7 @@ carry_status run(carry_ctx *ctx, const carry_delta_back_job *b, const back_way &
     scan_launch both = {};
     gradient_args last = {};
     CARRY_TRY(describe_back(ctx, b, way, encode, both, last, ordinal));
-    CARRY_TRY(prepare_again(ctx, b, both, last, ordinal, stream));
+    CARRY_TRY(prepare_again(ctx, b, both, last, units, ordinal, stream));
     if (way.s.segments > 1) {
         CARRY_TRY(make_pairs<true>(ctx, &b->job, both, ordinal, stream));
     }
@@ -205,7 +205,7 @@ static carry_status run_back_pair(carry_ctx *ctx, const carry_delta_back_job *b,
     gradient_args last = {};
     CARRY_TRY(begin_back(ctx, b, &encode, &units, ordinal));
     CARRY_TRY(describe_back(ctx, b, split_way(&b->job, units), encode, both, last, ordinal));
-    CARRY_TRY(prepare_again(ctx, b, both, last, ordinal, stream));
+    CARRY_TRY(prepare_again(ctx, b, both, last, units, ordinal, stream));
     return join_pairs<true>(ctx, &b->job, both, L, NULL, ordinal, stream);
 }
 

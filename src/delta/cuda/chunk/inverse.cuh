@@ -90,27 +90,6 @@ template <int N> static __device__ __forceinline__ void store_negative(float *to
     }
 }
 
-/* Replaces the triangles A of both heads by the inverses of I + A. Elements above the diagonal of 32 x 32 blocks are
-   not touched. */
-static __device__ __forceinline__ void invert(float *triangles, int warp, int lane) {
-    invert_block(triangles + lane / 16 * TRIANGLE + 16 * warp * ROW + 16 * warp, lane % 16);
-    __syncthreads();
-    float *mine = triangles + warp / 2 * TRIANGLE;
-    {
-        float *x = mine + 32 * (warp % 2) * (ROW + 1), *below = x + 16 * ROW;
-        float z[2][4] = {};
-        triple<2>(z, below + 16, below, x, lane);
-        __syncwarp();
-        store_negative<2>(below, z, lane);
-    }
-    __syncthreads();
-    float *below = mine + 32 * ROW, *strip = below + 16 * (warp % 2) * ROW;
-    float z[4][4] = {};
-    triple<4>(z, strip + 32, below, mine, lane);
-    __syncthreads();
-    store_negative<4>(strip, z, lane);
-}
-
 } // namespace DELTA_CHUNK
 
 #endif

@@ -73,7 +73,8 @@ static __device__ __forceinline__ void weigh_keys(const float (&kk)[32], const f
     }
 }
 
-/* Inverts one triangle, as `invert` does two. In the last step, each warp has half of the columns of a strip. */
+/* Replaces the triangle A by the inverse of I + A. Elements above the diagonal of 32 x 32 blocks are not touched. In
+   the last step, two warps have half of the rows each. */
 static __device__ __forceinline__ void invert_one(float *x, int warp, int lane) {
     /* Both halves of the warp compute the same block, since invert_block synchronises the warp. */
     invert_block(x + 16 * warp * (ROW + 1), lane % 16);

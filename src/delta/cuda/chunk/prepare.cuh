@@ -1,13 +1,15 @@
-/* prepare: one thread block for each chunk and head of q and k. It handles all value heads of the head's group, two at
-   a time.
+/* prepare: warpgroups that take one item, a chunk of a head of q and k, after the other. A warpgroup handles all value
+   heads of the head's group.
 
    Gates are summed in double and stored as two floats, so that a very negative gate does not cost the small gates after
-   it their precision. Gates below -512 are raised to -512: both decays are zero, and minus infinity would produce NaN.
- */
+   it their precision. Gates below -100 are raised to -100: both decays are zero, and minus infinity would produce NaN.
+   Decays between two tokens of the chunk come from the first of the two floats: 10 gates of -100 leave an error of 1e-4
+   in the decay between later tokens. */
 #ifndef CARRY_DELTA_CHUNK_PREPARE_CUH
 #define CARRY_DELTA_CHUNK_PREPARE_CUH
 
 #include "delta/cuda/chunk/inverse.cuh"
+#include "delta/cuda/chunk/solve.cuh"
 
 namespace DELTA_CHUNK {
 
@@ -19,17 +21,25 @@ struct prepare_args {
     float scale, beta_factor;
     bool l2norm, gate_inside, beta_sigmoid;
     char *tiles;
+    unsigned items;
+    uint32_t *ready; /* NULL, or for every tile a word that becomes 1 when the tile is stored, for a scan that runs at
+                        the same time */
 };
 
-constexpr int REST_AT = (2 * CHUNK_BYTES + 2 * TRIANGLE * 4 + 511) / 512 * 512; /* the rounding error of T */
-constexpr int PREPARE_SHARED = 1024 + REST_AT + KEPT;
-static_assert(PREPARE_SHARED >= 1024 + 4 * TILE, "q and k of 256 are there first");
+/* Shared memory of a warpgroup of prepare: T, W and the numbers of a value head, the rounding error of T, then for
+   every half of the keys k and q. */
+constexpr int REST_AT = CHUNK_BYTES, ROWS_AT = (REST_AT + KEPT + 1023) / 1024 * 1024;
+/* A block of prepare for keys of HALVES times 128: as many warpgroups as shared memory has room for. */
+template <int HALVES> struct prepare_block {
+    static constexpr int GROUPS = 4 / HALVES, BYTES = ROWS_AT + HALVES * 2 * TILE, SHARED = 1024 + GROUPS * BYTES;
+};
 
 /* Numbers of two value heads, and norms of q and k. */
 struct prepare_numbers {
     float high[2][C], low[2][C]; /* log2 of the cumulative decay */
     float beta[2][C];
     float inverse_norm[2][C]; /* for k and for q */
+    float log_norm[C];        /* log2 of the one for k */
     float bad[2][C];          /* 0, or NaN for a token whose row of A has NaN or infinity */
     uint64_t full;
 };
@@ -51,7 +61,7 @@ static __device__ __forceinline__ float gate_of(const prepare_args &a, float g, 
         float x = g + bias;
         g = rate * (x > 20.0f ? x : log1pf(expf(x)));
     }
-    return g < -512.0f ? -512.0f : g;
+    return g < -100.0f ? -100.0f : g;
 }
 
 static __device__ __forceinline__ float beta_of(const prepare_args &a, float x) {
@@ -62,21 +72,30 @@ static __device__ __forceinline__ float beta_of(const prepare_args &a, float x) 
     return x;
 }
 
-/* Loads the numbers of a value head. One warp, two tokens for each lane. */
-static __device__ __forceinline__ void load_numbers(const prepare_args &a, const chunk_place &at, int head,
-                                                    prepare_numbers &n, int e, int lane) {
-    uint32_t beta[2] = {0, 0}, gate[2] = {0, 0};
-    float rate = 0.0f, bias = 0.0f;
+/* beta and gates of a value head as they are stored, two tokens for each lane. */
+struct number_bits {
+    uint32_t beta[2], gate[2];
+};
+static __device__ __forceinline__ number_bits load_bits(const prepare_args &a, const chunk_place &at, int head,
+                                                        int lane) {
+    number_bits bits = {{0, 0}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int token = 2 * lane + i;
         if (token < at.length) {
-            beta[i] = bits_at(a.beta, at.batch, at.first + token, head);
+            bits.beta[i] = bits_at(a.beta, at.batch, at.first + token, head);
             if (a.g.data != nullptr) {
-                gate[i] = bits_at(a.g, at.batch, at.first + token, head);
+                bits.gate[i] = bits_at(a.g, at.batch, at.first + token, head);
             }
         }
     }
+    return bits;
+}
+
+/* Computes the numbers of a value head from its bits. One warp. */
+static __device__ __forceinline__ void sum_numbers(const prepare_args &a, const chunk_place &at, int head,
+                                                   const number_bits &bits, prepare_numbers &n, int e, int lane) {
+    float rate = 0.0f, bias = 0.0f;
     if (a.gate_inside) {
         rate = -expf(a.A_log[head]);
         bias = a.dt_bias[head];
@@ -86,9 +105,9 @@ static __device__ __forceinline__ void load_numbers(const prepare_args &a, const
     for (int i = 0; i < 2; i++) {
         int token = 2 * lane + i;
         bool there = token < at.length;
-        n.beta[e][token] = there ? beta_of(a, number_of(beta[i], a.beta.dtype)) : 0.0f;
+        n.beta[e][token] = there ? beta_of(a, number_of(bits.beta[i], a.beta.dtype)) : 0.0f;
         x[i] = there && a.g.data != nullptr
-                   ? (double)gate_of(a, number_of(gate[i], a.g.dtype), rate, bias) * 1.4426950408889634
+                   ? (double)gate_of(a, number_of(bits.gate[i], a.g.dtype), rate, bias) * 1.4426950408889634
                    : 0.0;
     }
     double sum = x[0] + x[1];
@@ -111,44 +130,87 @@ static __device__ __forceinline__ void load_numbers(const prepare_args &a, const
     }
 }
 
-static __device__ __forceinline__ float inverse_norm(uint32_t tile, int halves, int row) {
-    float sum = 1e-6f;
-#pragma unroll 1
-    for (int half = 0; half < halves; half++) {
-#pragma unroll
-        for (int part = 0; part < 16; part++) {
-            uint32_t w[4];
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                         : "r"(swizzled(tile + half * TILE + part / 8 * BAND, row, part % 8)));
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                sum += low_half(w[i]) * low_half(w[i]) + high_half(w[i]) * high_half(w[i]);
-            }
-        }
-    }
-    return rsqrtf(sum);
-}
-
 /* A NaN or infinity in one token must not reach earlier tokens, as it would where the inverse is computed by products.
-   Its row of A becomes zero and its beta NaN, which makes this token and the following ones NaN. */
-static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, float *triangle, int row, int lane) {
-    __syncwarp();
-#pragma unroll 1
-    for (int i = row; i < row + 16; i += 8) {
-        float *part = triangle + i * ROW + lane % 4 * 16;
-        float sum = n.beta[e][i] * n.inverse_norm[0][i] + n.high[e][i];
-        for (int j = 0; j < 16; j++) {
-            sum += part[j];
-        }
-        sum *= 0.0f;
+   Its row of A becomes zero and its beta NaN, which makes this token and the following ones NaN. bad: of the thread's
+   elements of both rows, zero or NaN. */
+static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, band_rows &m, const float (&bad)[2],
+                                                int row) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = bad[r];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         if (sum != 0.0f) {
-            for (int j = 0; j < 16; j++) {
-                part[j] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 6; i++) {
+                m.A[0][2 * i + r] = m.A[1][2 * i + r] = 0;
             }
-            n.bad[e][i] = __int_as_float(0x7fffffff);
+#pragma unroll
+            for (int i = r; i < 1 + 2 * r; i++) {
+                m.diagonal[i][0] = m.diagonal[i][1] = 0.0f;
+            }
+            n.bad[e][row + 8 * r] = __int_as_float(0x7fffffff);
+        }
+    }
+}
+
+static __device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b) {
+    uint32_t c;
+    asm("add.rn." HOPPER_ELEMENT "x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
+/* For one value head: a warp's rows of A, and of P without the factor of its row; with OF_A or OF_P alone one of them.
+ */
+template <int BAND_OF, bool OF_A, bool OF_P>
+static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
+                                             const float (&qk)[32], band_rows &m, int lane) {
+    int g = lane / 4, t = lane % 4, row = 16 * BAND_OF + g;
+    float high[2], by[2], own[2];
+    uint32_t sum[2] = {0, 0};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        high[r] = n.high[e][row + 8 * r];
+        by[r] = n.beta[e][row + 8 * r] * n.inverse_norm[0][row + 8 * r];
+        own[r] = by[r] + high[r];
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * BAND_OF + 2; i++) {
+        float2 h = *(const float2 *)&n.high[e][8 * i + 2 * t];
+        if (a.l2norm) {
+            float2 l = *(const float2 *)&n.log_norm[8 * i + 2 * t];
+            h = {h.x - l.x, h.y - l.y};
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            bool diagonal = i / 2 == BAND_OF, cut = diagonal && i % 2 == r, above = diagonal && i % 2 > r;
+            float d0 = power_of_two(high[r] - h.x), d1 = power_of_two(high[r] - h.y);
+            if (OF_A && !above) {
+                float A0 = by[r] * d0 * kk[4 * i + 2 * r], A1 = by[r] * d1 * kk[4 * i + 2 * r + 1];
+                A0 = !cut || 2 * t < g ? A0 : 0.0f;
+                A1 = !cut || 2 * t + 1 < g ? A1 : 0.0f;
+                if (diagonal) {
+                    m.diagonal[i % 2 + r][0] = A0;
+                    m.diagonal[i % 2 + r][1] = A1;
+                    own[r] += A0 + A1;
+                } else {
+                    split(m.A, 2 * i + r, A0, A1);
+                    sum[r] = add_pairs(sum[r], m.A[0][2 * i + r]);
+                }
+            }
+            if (OF_P) {
+                float P0 = d0 * qk[4 * i + 2 * r], P1 = d1 * qk[4 * i + 2 * r + 1];
+                split(m.P, 2 * i + r, above || (cut && 2 * t > g) ? 0.0f : P0,
+                      above || (cut && 2 * t + 1 > g) ? 0.0f : P1);
+            }
+        }
+    }
+    if (OF_A) {
+        float bad[2] = {(own[0] + (low_half(sum[0]) + high_half(sum[0]))) * 0.0f,
+                        (own[1] + (low_half(sum[1]) + high_half(sum[1]))) * 0.0f};
+        if (__any_sync(0xffffffffu, bad[0] + bad[1] != 0.0f)) {
+            mark_bad(n, e, m, bad, row);
+            __syncwarp();
         }
     }
 }
@@ -157,56 +219,6 @@ static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, float
    to the diagonal, a left operand and the left operand of its rounding error. */
 static __device__ __forceinline__ uint4 *scores_of(char *place, int warp, int lane) {
     return (uint4 *)place + warp * (warp + 1) * 32 + lane;
-}
-
-/* For one value head: stores A (zero on and above the diagonal) in the triangle, and P in `scores`. */
-static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
-                                             const float (&qk)[32], float *triangle, uint4 *scores, int warp,
-                                             int lane) {
-    int row = 16 * warp + lane / 4;
-    float high[2], low[2], by_k[2], by_q[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int i = row + 8 * r;
-        high[r] = n.high[e][i];
-        low[r] = n.low[e][i];
-        by_k[r] = n.beta[e][i] * n.inverse_norm[0][i];
-        by_q[r] = a.scale * n.inverse_norm[1][i];
-    }
-    uint32_t P[4], rest[4];
-    float sum = by_k[0] + by_k[1] + high[0] + high[1]; /* finite if all elements of A are */
-#pragma unroll
-    for (int block = 0; block < 8; block++) {
-        int column = 8 * block + lane % 4 * 2;
-        float2 h = *(const float2 *)&n.high[e][column], l = *(const float2 *)&n.low[e][column];
-        float2 w = *(const float2 *)&n.inverse_norm[0][column];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int i = row + 8 * r;
-            float2 A = {0.0f, 0.0f};
-            float p0 = 0.0f, p1 = 0.0f;
-            if (8 * block <= 16 * warp + 15) {
-                float d0 = w.x * power_of_two((high[r] - h.x) + (low[r] - l.x));
-                float d1 = w.y * power_of_two((high[r] - h.y) + (low[r] - l.y));
-                A.x = column < i ? by_k[r] * d0 * kk[4 * block + 2 * r] : 0.0f;
-                A.y = column + 1 < i ? by_k[r] * d1 * kk[4 * block + 2 * r + 1] : 0.0f;
-                p0 = column <= i ? by_q[r] * d0 * qk[4 * block + 2 * r] : 0.0f;
-                p1 = column + 1 <= i ? by_q[r] * d1 * qk[4 * block + 2 * r + 1] : 0.0f;
-            }
-            *(float2 *)(triangle + i * ROW + column) = A;
-            sum += A.x + A.y;
-            uint32_t rounded = pack(p0, p1);
-            P[block % 2 * 2 + r] = rounded;
-            rest[block % 2 * 2 + r] = pack(p0 - low_half(rounded), p1 - high_half(rounded));
-        }
-        if (block % 2 == 1 && block / 2 <= warp) {
-            scores[(block - 1) * 32] = {P[0], P[1], P[2], P[3]};
-            scores[block * 32] = {rest[0], rest[1], rest[2], rest[3]};
-        }
-    }
-    if (__any_sync(0xffffffffu, sum * 0.0f != 0.0f)) {
-        mark_bad(n, e, triangle, row, lane);
-    }
 }
 
 static __device__ __forceinline__ void load_scores(uint32_t (&P)[32], const uint4 *scores, int warp) {
@@ -275,40 +287,104 @@ static __device__ __forceinline__ void store_weights(uint32_t tile, const float 
     }
 }
 
-/* Stores T as bf16, its rounding error, and the numbers. */
-static __device__ __forceinline__ void finish(const prepare_args &a, const prepare_numbers &n, int e,
-                                              const float *triangle, uint32_t tile, uint32_t rest, char *tile_data,
-                                              int thread) {
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        int i = (thread + 128 * s) / 8, j = thread % 8 * 8;
-        float x[8];
-        *(float4 *)x = *(const float4 *)(triangle + i * ROW + j);
-        *(float4 *)(x + 4) = *(const float4 *)(triangle + i * ROW + j + 4);
-        uint32_t w[4], left[4];
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            float even = j + 2 * c <= i ? x[2 * c] : 0.0f, odd = j + 2 * c + 1 <= i ? x[2 * c + 1] : 0.0f;
-            w[c] = pack(even, odd);
-            left[c] = pack(even - low_half(w[c]), odd - high_half(w[c]));
-        }
-        if (thread % 8 < 4 || i >= 32) {
-            store_four(kept_part(tile, i, thread % 8), w);
-            store_four(kept_part(rest, i, thread % 8), left);
+/* Squares of 16 rows, by products of a left operand with itself: of rows 0 to 7 and of rows 8 to 15, on the diagonals
+   of two blocks of 8 x 8. */
+struct row_squares {
+    float sums[2][4];
+    __device__ __forceinline__ void add(const uint32_t (&rows)[4]) {
+        product_of_warp(sums[0], rows, rows[0], rows[2]);
+        product_of_warp(sums[1], rows, rows[1], rows[3]);
+    }
+    /* Stores 1 / |row|. Lane 4 g + g / 2 has the sums of rows g and g + 8. */
+    __device__ __forceinline__ void store(float *norms, float *logs, int lane) const {
+        int g = lane / 4;
+        if (lane % 4 == g / 2) {
+            float above = rsqrtf(1e-6f + (g % 2 == 0 ? sums[0][0] : sums[0][1]));
+            float below = rsqrtf(1e-6f + (g % 2 == 0 ? sums[1][2] : sums[1][3]));
+            norms[g] = above;
+            norms[g + 8] = below;
+            if (logs != nullptr) {
+                logs[g] = log2f(above);
+                logs[g + 8] = log2f(below);
+            }
         }
     }
-    if (thread < C) {
-        float *numbers = (float *)(tile_data + NUMBERS_AT);
-        float fade = power_of_two(n.high[e][thread] + n.low[e][thread]);
-        numbers[FADE_K + thread] = n.beta[e][thread] * fade * n.inverse_norm[0][thread];
-        numbers[FADE_Q + thread] = a.scale * fade * n.inverse_norm[1][thread];
-        numbers[LEFT_K + thread] = n.inverse_norm[0][thread] * power_of_two((n.high[e][C - 1] - n.high[e][thread]) +
-                                                                            (n.low[e][C - 1] - n.low[e][thread]));
-        numbers[BETA + thread] = n.beta[e][thread] + n.bad[e][thread];
-        numbers[HIGH + thread] = n.high[e][thread];
-        numbers[LOW + thread] = n.low[e][thread];
-        numbers[NORM_K + thread] = n.inverse_norm[0][thread];
-        numbers[NORM_Q + thread] = n.inverse_norm[1][thread];
+};
+
+/* Computes a warp's 16 rows of k k^T and q k^T over 128 keys of a chunk, and adds up squares of k and q if l2norm.
+   add = 0 overwrites the products, add = 1 adds to them. */
+static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], row_squares (&squares)[2],
+                                                bool l2norm, uint32_t k, int band, int lane, int add) {
+    using namespace hopper;
+    uint32_t from = swizzled(k, 16 * band + (lane & 8) + lane % 8, lane / 16);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t left[2][4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            load_matrices(left[0][i], (from ^ 32 * i) + half * BAND);
+            load_matrices(left[1][i], (from ^ 32 * i) + half * BAND + TILE);
+        }
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint64_t right = describe(k + half * BAND + i * 32, 0);
+            product_along(kk, left[0][i], right, add || half > 0 || i > 0);
+            product_along(qk, left[1][i], right, add || half > 0 || i > 0);
+        }
+        products_commit();
+        if (l2norm) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                squares[0].add(left[0][i]);
+                squares[1].add(left[1][i]);
+            }
+        }
+        products_wait<0>();
+    }
+    keep_below(kk);
+    keep_below(qk);
+}
+
+/* Computes both products and, if l2norm, the norms of the warp's rows of k and q (HALVES times 128 keys, in shared
+   memory from k on). */
+template <int HALVES>
+static __device__ __forceinline__ void multiply_all(float (&kk)[32], float (&qk)[32], prepare_numbers &n, bool l2norm,
+                                                    uint32_t k, int band, int lane) {
+    row_squares squares[2] = {};
+#pragma unroll
+    for (int half = 0; half < HALVES; half++) {
+        multiply(kk, qk, squares, l2norm, k + half * 2 * TILE, band, lane, half);
+    }
+    if (l2norm) {
+        squares[0].store(n.inverse_norm[0] + 16 * band, n.log_norm + 16 * band, lane);
+        squares[1].store(n.inverse_norm[1] + 16 * band, nullptr, lane);
+    }
+}
+
+/* Norms of 1, for rows that are not normalised. */
+static __device__ __forceinline__ void clear_norms(prepare_numbers &n, int thread) {
+    n.inverse_norm[thread / C][thread % C] = 1.0f;
+    n.log_norm[thread % C] = 0.0f;
+}
+
+/* Stores the numbers of a band's 16 tokens, after the band has been weighed. One warp. */
+static __device__ __forceinline__ void store_numbers(const prepare_args &a, const prepare_numbers &n, int e,
+                                                     float *numbers, int band, int lane) {
+    int i = 16 * band + lane % 16;
+    float high = n.high[e][i], low = n.low[e][i], beta = n.beta[e][i];
+    float norm_k = n.inverse_norm[0][i], norm_q = n.inverse_norm[1][i];
+    if (lane < 16) {
+        float fade = power_of_two(high + low);
+        numbers[FADE_K + i] = beta * fade * norm_k;
+        numbers[FADE_Q + i] = a.scale * fade * norm_q;
+        numbers[LEFT_K + i] = norm_k * power_of_two((n.high[e][C - 1] - high) + (n.low[e][C - 1] - low));
+        numbers[BETA + i] = beta + n.bad[e][i];
+    } else {
+        numbers[HIGH + i] = high;
+        numbers[LOW + i] = low;
+        numbers[NORM_K + i] = norm_k;
+        numbers[NORM_Q + i] = norm_q;
     }
 }
 

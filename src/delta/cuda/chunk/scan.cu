@@ -15,8 +15,17 @@ carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t 
                    "no shared memory for the delta rule");
     l.blocks = (unsigned)lanes * blocks_of<first>(l.first.s);
     unsigned others = (unsigned)second_lanes * blocks_of<second>(l.first.s);
-    kernel<<<l.blocks + others, first::THREADS, SHARED, stream>>>(l);
-    CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
+    cudaLaunchAttribute early = {}; /* the scan starts once all blocks of prepare run */
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(l.blocks + others);
+    config.blockDim = dim3(first::THREADS);
+    config.dynamicSmemBytes = SHARED;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = l.first.ready != nullptr ? 1 : 0;
+    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, l), "the delta rule could not be launched");
     return CARRY_OK;
 }
 

@@ -27,6 +27,8 @@ struct scan_args {
                        next */
     float *pairs;   /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
     int parts;
+    const uint32_t *ready; /* FORWARD: NULL, or for every tile a word that is 1 once prepare, which still runs, has
+                              stored it */
     bool whole; /* PAIR and BACK_PAIR: make pairs of all segments, since the state that enters the sequence is not known
                    yet */
 };
@@ -52,6 +54,13 @@ struct keyed_block_of_128 {
     static constexpr int VALUES = 128, KEYS = 128, STAGES = 2;
     static constexpr bool BY_KEY = true;
 };
+/* The fused forward pass (fused.cuh). */
+struct fused_block_of_128 {
+    static constexpr int VALUES = 128, KEYS = 128, STAGES = 2;
+    static constexpr bool FUSED = true;
+};
+template <typename Block, typename = void> struct is_fused { static constexpr bool value = false; };
+template <typename Block> struct is_fused<Block, decltype((void)Block::FUSED)> { static constexpr bool value = true; };
 template <typename Block, typename = void> struct is_keyed { static constexpr bool value = false; };
 template <typename Block> struct is_keyed<Block, decltype((void)Block::BY_KEY)> { static constexpr bool value = true; };
 
@@ -63,7 +72,7 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr int KEYS = Block::KEYS, HALVES = KEYS / D;
     static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
     static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and W are read */
-    static constexpr bool BY_KEY = is_keyed<Block>::value;
+    static constexpr bool BY_KEY = is_keyed<Block>::value, FUSED = is_fused<Block>::value;
     static constexpr int GROUPS = Block::VALUES / 64, STAGES = OUTPUTS      ? Block::STAGES
                                                                : HALVES > 1 ? 3
                                                                : BY_KEY     ? 4
@@ -71,18 +80,25 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr int THREADS = 128 * (GROUPS + 2);
     static constexpr int Q = HALVES * TILE, ROWS = OUTPUTS ? 2 * Q : Q;
     static constexpr int LEFT = BY_KEY ? ROWS : 0; /* offset of the keys for the update of the state */
-    static constexpr int V = BY_KEY ? ROWS + TILE : ROWS, T = V + GROUPS * BAND, W = T + BAND;
+    static constexpr int V = FUSED ? 0 : BY_KEY ? ROWS + TILE : ROWS, T = V + GROUPS * BAND, W = T + BAND;
     static constexpr int PREPARED = BY_KEY ? KEYS_BYTES : CHUNK_BYTES; /* bytes prepared for a chunk and a value head */
     static constexpr int NUMBERS = OUTPUTS ? W + BAND : W, STAGE = NUMBERS + NUMBERS_BYTES;
     /* Bytes that are copied: not the zeros of T and W and, with gates by key channel, of the numbers only BETA and
        END. */
     static constexpr int COPIED =
         STAGE - (OUTPUTS ? 2 : 1) * QUARTER - (BY_KEY ? NUMBERS_BYTES - KEYED_NUMBERS_BYTES : 0);
-    static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
+    static constexpr int KEY_STAGES = FUSED ? 3 : 0; /* stages of k and q, where these are apart */
+    static constexpr int ROWS_AT = STAGES * STAGE, STATE = ROWS_AT + KEY_STAGES * ROWS,
+                         STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
     static constexpr int OUT = STATE + 2 * HALVES * STATE_BAND;
-    static constexpr int SHARED = 1024 + OUT + (KIND == FORWARD ? GROUPS * BAND : 0);
-    static constexpr int WORK_REGISTERS = HALVES > 1 ? 240 : GROUPS == 1 ? 232 : KIND == FORWARD ? 192 : 216;
-    static constexpr int OUT_REGISTERS = GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 48;
+    static constexpr int REST = OUT + (KIND == FORWARD ? GROUPS * BAND : 0); /* FUSED: of the rounding error of T */
+    static constexpr int SHARED = 1024 + REST + (FUSED ? BAND : 0);
+    static constexpr int WORK_REGISTERS = FUSED             ? 160
+                                          : HALVES > 1      ? 240
+                                          : GROUPS == 1     ? 232
+                                          : KIND == FORWARD ? 192
+                                                            : 216;
+    static constexpr int OUT_REGISTERS = FUSED ? 64 : GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 48;
 };
 
 /* A kernel has blocks of one kind or of two kinds. The kernels below are compiled one in each source file, since ptxas
@@ -120,7 +136,8 @@ struct scan_item {
    is written. state_read: the state may be overwritten. */
 template <int STAGES> struct scan_barriers {
     uint64_t full[STAGES], empty[STAGES], values[STAGES], state, state_read;
-    int4 first_bad[STAGES][2]; /* FORWARD: for every working warp, the first token with NaN or infinity */
+    uint64_t keys[3], prepared[STAGES]; /* FUSED: k and q have been copied; T, W and the numbers are written */
+    int4 first_bad[STAGES][2];          /* FORWARD: for every working warp, the first token with NaN or infinity */
 };
 
 /* The number of blocks of one lane. For PAIR, it is enough for the larger of L and M. */
@@ -159,13 +176,28 @@ static __device__ __forceinline__ scan_item item_of(const shape &s, const ring &
 template <typename Shape> struct scan_places {
     uint32_t start;
     const char *data;
-    uint32_t full, empty, values, state, state_read;
+    uint32_t full, empty, values, state, state_read, keys_full, prepared;
     int4 (*bad)[2];
     __device__ __forceinline__ int *first_bad(int n) const {
         return (int *)bad[n % Shape::STAGES];
     }
     __device__ __forceinline__ uint32_t stage(int n) const {
         return start + n % Shape::STAGES * Shape::STAGE;
+    }
+    __device__ __forceinline__ uint32_t keys(int n) const { /* of k; q follows it */
+        return Shape::FUSED ? start + Shape::ROWS_AT + n % 3 * Shape::ROWS : stage(n);
+    }
+    __device__ __forceinline__ void wait_keys(int n) const {
+        if (Shape::FUSED) {
+            hopper::barrier_wait(keys_full + 8 * (n % 3), n / 3 % 2);
+        } else {
+            hopper::barrier_wait(barrier(full, n), parity(n));
+        }
+    }
+    __device__ __forceinline__ void wait_prepared(int n) const {
+        if (Shape::FUSED) {
+            hopper::barrier_wait(barrier(prepared, n), parity(n));
+        }
     }
     __device__ __forceinline__ const float *numbers(int n) const {
         return (const float *)(data + n % Shape::STAGES * Shape::STAGE + Shape::NUMBERS);
@@ -189,6 +221,15 @@ static __device__ __forceinline__ void clear_triangles(const scan_places<Shape> 
     hopper::fence_async();
 }
 
+/* Waits until prepare has stored a tile. */
+static __device__ __forceinline__ void wait_ready(const uint32_t *word) {
+    uint32_t is;
+    do {
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(is) : "l"(word) : "memory");
+    } while (is == 0);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 template <typename Shape>
 static __device__ __forceinline__ void copy_chunks(const scan_args &a, const scan_item &item,
                                                    const scan_places<Shape> &p) {
@@ -196,9 +237,12 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
     for (int n = 0; n < item.chunks; n++) {
         uint32_t to = p.stage(n), barrier = p.barrier(p.full, n);
         int chunk = item.chunk<Shape>(n), row = item.at.first + chunk * C;
+        int64_t tile = tile_of(a.s, item.at.slot + chunk, item.value_head);
+        if (Shape::KIND == FORWARD && Shape::GROUPS == 1 && !Shape::BY_KEY && a.ready != nullptr) {
+            wait_ready(a.ready + tile); /* before the stage is empty, so that its latency is hidden */
+        }
         barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
         barrier_expect(barrier, Shape::COPIED);
-        int64_t tile = tile_of(a.s, item.at.slot + chunk, item.value_head);
         const char *from = a.tiles + tile * Shape::PREPARED;
         if constexpr (Shape::BY_KEY) {
             copy_bytes(to, from + KEYS_AT, TILE, barrier);

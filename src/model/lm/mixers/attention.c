@@ -80,6 +80,7 @@ void carry_lm_attention_close(void *opened) {
             carry_device_free(o->ctx, o->device, o->rates_there);
         }
         free(o->turns);
+        free(o->positions);
         free(o->rates);
         free(o->starts);
         free(o);
@@ -169,7 +170,7 @@ static size_t workspace_of(const carry_lm_pass *pass) {
     return most;
 }
 
-/* Uploads the rates for a pooled pass, which computes rotations from positions. */
+/* Uploads the rates: a pooled pass, and every pass on a device, computes rotations from positions there. */
 static carry_status bring_rates(const carry_lm_pass *pass, carry_lm_attention *o) {
     const size_t bytes = (size_t)pass->lm->config.attention.rotary / 2 * sizeof *o->rates;
     o->ctx = pass->ctx;
@@ -196,13 +197,15 @@ carry_status carry_lm_attention_open(carry_lm_pass *pass, void **opened) {
     }
     carry_lm_attention *o = calloc(1, sizeof *o);
     const int64_t sizes[] = {pass->tokens, c->attention.rotary};
+    const bool there = pass->lm->own.device != 0;
     size_t bytes;
     const bool fits = carry_size_product(&bytes, sizes, 2, sizeof(float));
     if (o != NULL && fits && c->attention.rotary > 0) {
-        o->turns = carry_aligned_new(bytes);
+        o->turns = there ? NULL : carry_aligned_new(bytes);
+        o->positions = there ? calloc((size_t)pass->tokens, sizeof *o->positions) : NULL;
         o->rates = malloc((size_t)c->attention.rotary / 2 * sizeof *o->rates);
     }
-    if (o == NULL || (c->attention.rotary > 0 && (o->turns == NULL || o->rates == NULL))) {
+    if (o == NULL || (c->attention.rotary > 0 && ((o->turns == NULL && o->positions == NULL) || o->rates == NULL))) {
         carry_lm_attention_close(o);
         return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: the positions of %lld tokens",
                           (long long)pass->tokens);
@@ -210,7 +213,7 @@ carry_status carry_lm_attention_open(carry_lm_pass *pass, void **opened) {
     if (o->rates != NULL) {
         carry_lm_attention_rates(c, o->rates);
     }
-    carry_status status = o->rates != NULL && pass->options.pooled > 0 ? bring_rates(pass, o) : CARRY_OK;
+    carry_status status = o->rates != NULL && (there || pass->options.pooled > 0) ? bring_rates(pass, o) : CARRY_OK;
     status = status == CARRY_OK ? open_backward(pass, o) : status;
     if (status != CARRY_OK) {
         carry_lm_attention_close(o);
@@ -250,10 +253,12 @@ void carry_lm_attention_take_once(const carry_lm_pass *pass, void *opened, carry
     carry_lm_attention *o = opened;
     const int64_t half = pass->lm->config.attention.rotary / 2;
     const int64_t shape[] = {pass->tokens, half, 2};
-    o->table = (carry_tensor){0};
-    if (half > 0) {
-        o->table = pass->lm->own.device != 0 ? carry_arena_tensor(arena, pass->lm->own.device, CARRY_F32, 3, shape)
-                                             : carry_view(o->turns, CARRY_F32, 3, shape);
+    o->table = o->positions_there = (carry_tensor){0};
+    if (half > 0 && pass->lm->own.device != 0) {
+        o->table = carry_arena_tensor(arena, pass->lm->own.device, CARRY_F32, 3, shape);
+        o->positions_there = carry_arena_tensor(arena, pass->lm->own.device, CARRY_I64, 1, &pass->tokens);
+    } else if (half > 0) {
+        o->table = carry_view(o->turns, CARRY_F32, 3, shape);
     }
     o->lengths = o->steps ? carry_arena_tensor(arena, pass->lm->own.device, CARRY_I64, 1, &pass->options.batch)
                           : (carry_tensor){0};
@@ -300,6 +305,15 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     back->dk_in = carry_lm_take(pass, arena, dtype, key_width);
 }
 
+/* The cosines and sines of one position. */
+static void turn(const carry_lm_attention *o, int64_t position, int64_t half, float *to) {
+    for (int64_t j = 0; j < half; j++) {
+        const float angle = (float)position * o->rates[j];
+        to[2 * j] = (float)cos((double)angle);
+        to[2 * j + 1] = (float)sin((double)angle);
+    }
+}
+
 carry_status carry_lm_attention_begin(carry_lm_pass *pass, void *opened, const carry_lm_args *args) {
     const carry_lm_attention *o = opened;
     const int64_t half = pass->lm->config.attention.rotary / 2;
@@ -312,11 +326,10 @@ carry_status carry_lm_attention_begin(carry_lm_pass *pass, void *opened, const c
     for (int64_t i = 0; half > 0 && carry_lm_attention_document(pass, args, i, &first, &count); i++) {
         const int64_t past = args->state != NULL ? args->state->length[i] : 0;
         for (int64_t t = 0; t < count; t++) {
-            float *to = o->turns + (first + t) * half * 2;
-            for (int64_t j = 0; j < half; j++) {
-                const float angle = (float)(past + t) * o->rates[j];
-                to[2 * j] = (float)cos((double)angle);
-                to[2 * j + 1] = (float)sin((double)angle);
+            if (o->positions != NULL) {
+                o->positions[first + t] = past + t;
+            } else {
+                turn(o, past + t, half, o->turns + (first + t) * half * 2);
             }
         }
     }
@@ -324,9 +337,11 @@ carry_status carry_lm_attention_begin(carry_lm_pass *pass, void *opened, const c
         CARRY_TRY(
             carry_copy(pass->ctx, o->lengths, carry_view(args->state->length, CARRY_I64, 1, &pass->options.batch)));
     }
-    return half > 0 && pass->lm->own.device != 0
-               ? carry_copy(pass->ctx, o->table, carry_view(o->turns, CARRY_F32, 3, o->table.shape))
-               : CARRY_OK;
+    if (o->positions == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_copy(pass->ctx, o->positions_there, carry_view_1d(o->positions, CARRY_I64, pass->tokens)));
+    return carry_rotary_turns(pass->ctx, o->table, o->positions_there.data, o->rates_there);
 }
 
 /* to = norm(from), with rotary positions. */
@@ -374,6 +389,20 @@ static carry_status attend_step(const carry_lm_call *call) {
     return carry_attention_step(pass->ctx, &step, pass->scratch, pass->scratch_bytes);
 }
 
+/* One query at a time: the sums of a query depend on the other queries of its block. */
+static carry_status attend_each(const carry_lm_pass *pass, const carry_attention_args *all) {
+    const int64_t past = all->k.shape[0] - all->q.shape[0];
+    for (int64_t t = 0; t < all->q.shape[0]; t++) {
+        carry_attention_args one = *all;
+        one.o = carry_slice(all->o, t, 1);
+        one.q = carry_slice(all->q, t, 1);
+        one.k = carry_slice(all->k, 0, past + t + 1);
+        one.v = carry_slice(all->v, 0, past + t + 1);
+        CARRY_TRY(carry_attention(pass->ctx, &one, pass->scratch, pass->scratch_bytes));
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_lm_attend(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention_rows *r = call->rows;
@@ -393,7 +422,8 @@ carry_status carry_lm_attend(const carry_lm_call *call) {
         if (call->args->state != NULL) {
             CARRY_TRY(extend(call, i, &attention));
         }
-        CARRY_TRY(carry_attention(pass->ctx, &attention, pass->scratch, pass->scratch_bytes));
+        CARRY_TRY(pass->options.same_bits ? attend_each(pass, &attention)
+                                          : carry_attention(pass->ctx, &attention, pass->scratch, pass->scratch_bytes));
     }
     return CARRY_OK;
 }

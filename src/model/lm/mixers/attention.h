@@ -22,14 +22,16 @@ typedef enum carry_lm_attention_slot {
 } carry_lm_attention_slot;
 
 typedef struct carry_lm_attention {
-    float *turns;       /* in host memory: cosines and sines of the positions, [tokens, rotary / 2, 2] */
+    float *turns;       /* on the CPU: cosines and sines of the positions, [tokens, rotary / 2, 2] */
     carry_tensor table; /* the same on the model's device */
-    float *rates;       /* [rotary / 2]: radians a position */
-    int64_t *starts;    /* pass with gradients, not packed: the first row of each sequence, [batch + 1] */
+    int64_t *positions; /* on a GPU, which computes the table from them: [tokens], in host memory */
+    carry_tensor positions_there;
+    float *rates;    /* [rotary / 2]: radians a position */
+    int64_t *starts; /* pass with gradients, not packed: the first row of each sequence, [batch + 1] */
     const char *plan;
     bool steps;     /* a pass of one token on a device with a kernel for steps. Its work can be recorded, since it reads
                        the number of tokens read so far from `lengths` */
-    carry_ctx *ctx; /* for a pooled pass: */
+    carry_ctx *ctx; /* for a pooled pass, and for every pass on a GPU: */
     int device;
     float *rates_there;   /* [rotary / 2], on the model's device */
     carry_tensor lengths; /* [batch], on the device: the number of tokens that each sequence has read, if `steps` */

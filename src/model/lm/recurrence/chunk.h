@@ -32,7 +32,7 @@ typedef struct carry_lm_chunk_sums {
 void carry_lm_chunk_take_sums(const carry_lm_chunk *m, carry_arena *arena, carry_lm_chunk_sums *s);
 carry_status carry_lm_chunk_check_workspace(const carry_lm_chunk *m, size_t bytes);
 /* Slice `index` of o, v or their gradients, and of states. */
-carry_tensor carry_lm_chunk_slice_of(const carry_lm_chunk *m, carry_tensor rows, int64_t index);
+carry_tensor carry_lm_chunk_slice_of(const carry_lm_chunk *m, carry_tensor tensor, int64_t index);
 carry_tensor carry_lm_chunk_state_of(const carry_lm_chunk *m, const carry_tensor *state, int64_t index);
 
 /* chunk_pooled.c */
