@@ -2,8 +2,6 @@
 #include "delta/cuda/chunk/host.cuh"
 #include "delta/cuda/chunk/preparer.cuh"
 
-#include <stdlib.h>
-
 namespace DELTA_CHUNK {
 
 static bool aligned(const carry_delta_array *view) {
@@ -183,7 +181,7 @@ static int scan_units(const carry_delta_job *job, int units) {
     int64_t lanes = part_size(job) / 64 * job->sequences * walked_heads(job);
     double chunks = (double)((job->tokens + C - 1) / C), tiles = (double)slots_of(job) * (double)job->value_heads;
     if (job->borders != NULL || job->key > D || job->split > 0 || lanes > units * 3 / 4 ||
-        segments_of(job, units, false) > 1 || getenv("DELTA_ALONE") != NULL) {
+        segments_of(job, units, false) > 1) {
         return 0;
     }
     double alone = tiles * 1.8 / units + chunks * 1.2, rest = tiles * 1.8 / (units - (int)lanes);
@@ -226,7 +224,7 @@ carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal
     scan_launch l = {};
     CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
     prepare_args first = prepare_args_of(job, &l.first.q, &l.first.k);
-    if (fused_applies(job, units) && getenv("DELTA_FUSED") != NULL) {
+    if (fused_applies(job, units)) {
         return launch_fused(ctx, job, l.first, first, ordinal, stream);
     }
     int taken = scan_units(job, units);

@@ -2,8 +2,6 @@
 #include "delta/cuda/chunk/fused.cuh"
 #include "delta/cuda/chunk/host.cuh"
 
-#include <stdlib.h>
-
 namespace DELTA_CHUNK {
 
 static __global__ void __launch_bounds__(512, 1) fused(const __grid_constant__ fused_args a) {
@@ -46,8 +44,7 @@ static __global__ void __launch_bounds__(512, 1) fused(const __grid_constant__ f
 }
 
 bool fused_applies(const carry_delta_job *job, int units) {
-    return job->key == D && job->value == D && job->split == 0 &&
-           (job->sequences * job->value_heads * 2 > units * 3 / 2 || getenv("DELTA_FORCE") != NULL);
+    return job->key == D && job->value == D && job->split == 0 && job->sequences * job->value_heads * 2 > units * 3 / 2;
 }
 
 carry_status launch_fused(carry_ctx *ctx, const carry_delta_job *job, const scan_args &walk,
