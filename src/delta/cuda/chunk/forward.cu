@@ -224,9 +224,6 @@ carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal
     scan_launch l = {};
     CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
     prepare_args first = prepare_args_of(job, &l.first.q, &l.first.k);
-    if (fused_applies(job, units)) {
-        return launch_fused(ctx, job, l.first, first, ordinal, stream);
-    }
     int taken = scan_units(job, units);
     if (taken > 0) { /* the scan waits for single tiles, prepare for nothing */
         first.ready = (uint32_t *)l.first.pairs;

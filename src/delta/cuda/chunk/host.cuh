@@ -47,10 +47,6 @@ carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal
 carry_status run_pair(carry_ctx *ctx, const carry_delta_job *job, float *M, float *L, int ordinal, cudaStream_t stream);
 carry_status run_rest(carry_ctx *ctx, const carry_delta_job *job, const float *arrived, int ordinal,
                       cudaStream_t stream);
-/* fused.cu: the forward pass in one kernel, for K and V of 128, where sequences and heads fill the GPU. */
-bool fused_applies(const carry_delta_job *job, int units);
-carry_status launch_fused(carry_ctx *ctx, const carry_delta_job *job, const scan_args &walk,
-                          const prepare_args &prepare, int ordinal, cudaStream_t stream);
 /* keys.cu. */
 bool keys_apply(const carry_delta_job *job);
 size_t keys_bytes(const carry_delta_job *job, int units);

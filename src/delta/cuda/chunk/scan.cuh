@@ -55,8 +55,6 @@ static __device__ __forceinline__ scan_places<Shape> places_of(char *memory, Bar
     p.values = shared_address(b.values);
     p.state = shared_address(&b.state);
     p.state_read = shared_address(&b.state_read);
-    p.keys_full = shared_address(b.keys);
-    p.prepared = shared_address(b.prepared);
     p.bad = b.first_bad;
     return p;
 }

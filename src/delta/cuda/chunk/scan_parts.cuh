@@ -54,13 +54,6 @@ struct keyed_block_of_128 {
     static constexpr int VALUES = 128, KEYS = 128, STAGES = 2;
     static constexpr bool BY_KEY = true;
 };
-/* The fused forward pass (fused.cuh). */
-struct fused_block_of_128 {
-    static constexpr int VALUES = 128, KEYS = 128, STAGES = 2;
-    static constexpr bool FUSED = true;
-};
-template <typename Block, typename = void> struct is_fused { static constexpr bool value = false; };
-template <typename Block> struct is_fused<Block, decltype((void)Block::FUSED)> { static constexpr bool value = true; };
 template <typename Block, typename = void> struct is_keyed { static constexpr bool value = false; };
 template <typename Block> struct is_keyed<Block, decltype((void)Block::BY_KEY)> { static constexpr bool value = true; };
 
@@ -72,7 +65,7 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr int KEYS = Block::KEYS, HALVES = KEYS / D;
     static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
     static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and W are read */
-    static constexpr bool BY_KEY = is_keyed<Block>::value, FUSED = is_fused<Block>::value;
+    static constexpr bool BY_KEY = is_keyed<Block>::value;
     static constexpr int GROUPS = Block::VALUES / 64, STAGES = OUTPUTS      ? Block::STAGES
                                                                : HALVES > 1 ? 3
                                                                : BY_KEY     ? 4
@@ -80,25 +73,18 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr int THREADS = 128 * (GROUPS + 2);
     static constexpr int Q = HALVES * TILE, ROWS = OUTPUTS ? 2 * Q : Q;
     static constexpr int LEFT = BY_KEY ? ROWS : 0; /* offset of the keys for the update of the state */
-    static constexpr int V = FUSED ? 0 : BY_KEY ? ROWS + TILE : ROWS, T = V + GROUPS * BAND, W = T + BAND;
+    static constexpr int V = BY_KEY ? ROWS + TILE : ROWS, T = V + GROUPS * BAND, W = T + BAND;
     static constexpr int PREPARED = BY_KEY ? KEYS_BYTES : CHUNK_BYTES; /* bytes prepared for a chunk and a value head */
     static constexpr int NUMBERS = OUTPUTS ? W + BAND : W, STAGE = NUMBERS + NUMBERS_BYTES;
     /* Bytes that are copied: not the zeros of T and W and, with gates by key channel, of the numbers only BETA and
        END. */
     static constexpr int COPIED =
         STAGE - (OUTPUTS ? 2 : 1) * QUARTER - (BY_KEY ? NUMBERS_BYTES - KEYED_NUMBERS_BYTES : 0);
-    static constexpr int KEY_STAGES = FUSED ? 3 : 0; /* stages of k and q, where these are apart */
-    static constexpr int ROWS_AT = STAGES * STAGE, STATE = ROWS_AT + KEY_STAGES * ROWS,
-                         STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
+    static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
     static constexpr int OUT = STATE + 2 * HALVES * STATE_BAND;
-    static constexpr int REST = OUT + (KIND == FORWARD ? GROUPS * BAND : 0); /* FUSED: of the rounding error of T */
-    static constexpr int SHARED = 1024 + REST + (FUSED ? BAND : 0);
-    static constexpr int WORK_REGISTERS = FUSED             ? 160
-                                          : HALVES > 1      ? 240
-                                          : GROUPS == 1     ? 232
-                                          : KIND == FORWARD ? 192
-                                                            : 216;
-    static constexpr int OUT_REGISTERS = FUSED ? 64 : GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 48;
+    static constexpr int SHARED = 1024 + OUT + (KIND == FORWARD ? GROUPS * BAND : 0);
+    static constexpr int WORK_REGISTERS = HALVES > 1 ? 240 : GROUPS == 1 ? 232 : KIND == FORWARD ? 192 : 216;
+    static constexpr int OUT_REGISTERS = GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 48;
 };
 
 /* A kernel has blocks of one kind or of two kinds. The kernels below are compiled one in each source file, since ptxas
@@ -136,8 +122,7 @@ struct scan_item {
    is written. state_read: the state may be overwritten. */
 template <int STAGES> struct scan_barriers {
     uint64_t full[STAGES], empty[STAGES], values[STAGES], state, state_read;
-    uint64_t keys[3], prepared[STAGES]; /* FUSED: k and q have been copied; T, W and the numbers are written */
-    int4 first_bad[STAGES][2];          /* FORWARD: for every working warp, the first token with NaN or infinity */
+    int4 first_bad[STAGES][2]; /* FORWARD: for every working warp, the first token with NaN or infinity */
 };
 
 /* The number of blocks of one lane. For PAIR, it is enough for the larger of L and M. */
@@ -176,28 +161,13 @@ static __device__ __forceinline__ scan_item item_of(const shape &s, const ring &
 template <typename Shape> struct scan_places {
     uint32_t start;
     const char *data;
-    uint32_t full, empty, values, state, state_read, keys_full, prepared;
+    uint32_t full, empty, values, state, state_read;
     int4 (*bad)[2];
     __device__ __forceinline__ int *first_bad(int n) const {
         return (int *)bad[n % Shape::STAGES];
     }
     __device__ __forceinline__ uint32_t stage(int n) const {
         return start + n % Shape::STAGES * Shape::STAGE;
-    }
-    __device__ __forceinline__ uint32_t keys(int n) const { /* of k; q follows it */
-        return Shape::FUSED ? start + Shape::ROWS_AT + n % 3 * Shape::ROWS : stage(n);
-    }
-    __device__ __forceinline__ void wait_keys(int n) const {
-        if (Shape::FUSED) {
-            hopper::barrier_wait(keys_full + 8 * (n % 3), n / 3 % 2);
-        } else {
-            hopper::barrier_wait(barrier(full, n), parity(n));
-        }
-    }
-    __device__ __forceinline__ void wait_prepared(int n) const {
-        if (Shape::FUSED) {
-            hopper::barrier_wait(barrier(prepared, n), parity(n));
-        }
     }
     __device__ __forceinline__ const float *numbers(int n) const {
         return (const float *)(data + n % Shape::STAGES * Shape::STAGE + Shape::NUMBERS);

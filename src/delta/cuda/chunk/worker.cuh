@@ -147,9 +147,6 @@ template <typename Shape> struct scan_worker {
     __device__ __forceinline__ void begin_chunk(int n, uint32_t k, uint32_t v) {
         pack_all(Sb, S[0]);
         hopper::barrier_wait(p.barrier(p.full, n), p.parity(n));
-        if (Shape::FUSED) {
-            p.wait_keys(n);
-        }
         int left = item.at.length - item.chunk<Shape>(n) * C;
         if (left < C) {
             clear(k, v, left);
@@ -235,7 +232,7 @@ template <typename Shape> struct scan_worker {
     /* Processes one chunk. On return, S is the state that enters the next one. */
     __device__ __forceinline__ void step(int n) {
         using namespace hopper;
-        uint32_t k = p.keys(n), v = p.stage(n) + Shape::V + group * BAND, t = p.stage(n) + Shape::T;
+        uint32_t k = p.stage(n), v = k + Shape::V + group * BAND, t = k + Shape::T;
         const float *numbers = p.numbers(n) + lane % 4 * 2;
         uint32_t w[4][4], r[16];
         float2 fade[8], beta[8];
@@ -250,7 +247,7 @@ template <typename Shape> struct scan_worker {
         }
         if (HALVES > 1) {
             second_half(X, k, n);
-        } else if (!Shape::FUSED) {
+        } else {
             if (!Shape::BY_KEY) {
                 load_eight(fade, numbers + FADE_K);
             }
@@ -259,11 +256,10 @@ template <typename Shape> struct scan_worker {
         if (!Shape::LOCAL) {
             show_state(n, HALVES - 1);
         }
-        p.wait_prepared(n);
         float end = Shape::BY_KEY ? 1.0f : fade_of(p.numbers(n), C - 1);
         products_wait<0>();
         keep_below(X);
-        if (HALVES > 1 || Shape::FUSED) { /* not earlier: there are not enough registers */
+        if (HALVES > 1) { /* not earlier: there are not enough registers */
             load_eight(fade, numbers + FADE_K);
             load_eight(beta, numbers + BETA);
         }
