@@ -9,7 +9,7 @@ file(GLOB_RECURSE cuda_files RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS src/
 include(cmake/instances.cmake)
 carry_make_instances(bodies instances)
 list(FILTER cuda_files EXCLUDE REGEX "hopper|ops/cuda/blaslt|device/(cuda_activity|gpu)\\.cu$|comm/cuda/sums_system")
-list(FILTER cuda_files EXCLUDE REGEX "delta/cuda/chunk/.*\\.cuh$|delta/cuda/chunk/(split|forward|fused|keys|backward|gradients|scan)\\.cu$")
+list(FILTER cuda_files EXCLUDE REGEX "delta/cuda/chunk/.*\\.cuh$|delta/cuda/chunk/(split|forward|keys|backward|gradients|scan)\\.cu$")
 list(FILTER instances EXCLUDE REGEX "hopper|delta/cuda/chunk/")
 foreach(file ${cuda_files} ${instances})
   cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${CMAKE_SOURCE_DIR} OUTPUT_VARIABLE from)
