@@ -87,6 +87,26 @@ static void unknown_keys_are_warned_about_in_one_line(void **unused) {
     carry_ctx_free(ctx);
 }
 
+static void unknown_keys_that_change_the_model_are_refused(void **unused) {
+    (void)unused;
+    static const char *const bad[] = {"\"attention_sinks\": 4", "\"final_logit_softcapping\": 30.0",
+                                      "\"sliding_window\": 512", "\"logits_scaling\": 8", "\"use_alibi\": true"};
+    static const char *const harmless[] = {"\"attention_sinks\": 0", "\"final_logit_softcapping\": null",
+                                           "\"sliding_window\": 512, \"use_sliding_window\": false",
+                                           "\"logits_scaling\": 1.0", "\"use_alibi\": false"};
+    carry_ctx *ctx = listening();
+    carry_lm_config c;
+    char text[256];
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        (void)snprintf(text, sizeof text, "{\"model_type\": \"delta_net\", %s}", bad[i]);
+        assert_int_equal(read_text(ctx, &c, text), CARRY_EUNSUPPORTED);
+        assert_non_null(strstr(carry_ctx_error(ctx), "models of type delta_net do not have it"));
+        (void)snprintf(text, sizeof text, "{\"model_type\": \"delta_net\", %s}", harmless[i]);
+        assert_ok(ctx, read_text(ctx, &c, text));
+    }
+    carry_ctx_free(ctx);
+}
+
 static void what_cannot_be_honoured_is_refused_by_name(void **unused) {
     (void)unused;
     static const struct {
@@ -194,6 +214,7 @@ int main(void) {
         cmocka_unit_test(missing_keys_have_the_defaults),
         cmocka_unit_test(keys_are_heeded),
         cmocka_unit_test(unknown_keys_are_warned_about_in_one_line),
+        cmocka_unit_test(unknown_keys_that_change_the_model_are_refused),
         cmocka_unit_test(what_cannot_be_honoured_is_refused_by_name),
         cmocka_unit_test(what_is_written_reads_back_the_same),
     };

@@ -204,6 +204,34 @@ static carry_status read_family(const carry_lm_source *s, const carry_json *root
     return carry_lm_config_refuse(s, type, all);
 }
 
+/* Keys of other models' configurations that change what a model computes, and that no tensor reveals. */
+static const char *const mathematical[] = {
+    "alibi",         "attention_chunk_size",   "attention_multiplier",  "attention_sinks",
+    "clip_qkv",      "attn_logit_softcapping", "embedding_multiplier",  "final_logit_softcapping",
+    "logit_scale",   "lm_head_multiplier",     "logits_scaling",        "num_sink_tokens",
+    "parallel_attn", "query_pre_attn_scalar",  "residual_multiplier",   "sliding_window",
+    "use_alibi",     "use_sliding_window",     "use_parallel_residual",
+};
+
+/* Fails for an unknown key of `object` that changes what the model computes, unless its value changes nothing. */
+static carry_status check_unknown(const carry_lm_source *s, const carry_json *object, const carry_json *node) {
+    const carry_json *windows = carry_json_find(object, "use_sliding_window");
+    if (asks_for_nothing(node) || (node->kind == CARRY_JSON_NUMBER && node->as.number.value == 1.0) ||
+        (strcmp(node->key, "sliding_window") == 0 && windows != NULL && asks_for_nothing(windows))) {
+        return CARRY_OK;
+    }
+    for (size_t i = 0; i < sizeof mathematical / sizeof *mathematical; i++) {
+        if (strcmp(node->key, mathematical[i]) == 0) {
+            char why[160];
+            (void)snprintf(why, sizeof why,
+                           "it changes what a model computes, and models of type %s do not have it here",
+                           s->config->family->name);
+            return carry_lm_config_refuse(s, node, why);
+        }
+    }
+    return CARRY_OK;
+}
+
 static bool stands_before(const carry_json *first, const carry_json *node) {
     for (const carry_json *other = first; other != node; other = other->next) {
         if (other->key_length == node->key_length && memcmp(other->key, node->key, node->key_length) == 0) {
@@ -226,7 +254,10 @@ carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, cons
                 return carry_lm_config_refuse(&s, node, "duplicate key");
             }
             CARRY_TRY(carry_lm_config_read_key(&s, key, node));
-        } else if (used < sizeof unknown) {
+            continue;
+        }
+        CARRY_TRY(check_unknown(&s, keys, node));
+        if (used < sizeof unknown) {
             int more = snprintf(unknown + used, sizeof unknown - used, "%s%.40s", used > 0 ? ", " : "", node->key);
             used += (size_t)(more > 0 ? more : 0);
         }
