@@ -5,7 +5,8 @@
 
 serves the model test/model whose files are in FOLDER. Large files (*.safetensors) are redirected to another path, as the
 hub redirects to its storage. Files in FOLDER change its behaviour while it runs: `damage` damages a large file once for
-each line of it, `slow` stops sending after half of a range, `token` is needed if it is there, `noranges` ignores ranges.
+each line of it, `slow` stops sending after half of a range, `token` is needed if it is there, `noranges` ignores ranges,
+`huge` makes large files claim a petabyte.
 """
 import hashlib
 import http.server
@@ -17,7 +18,7 @@ import urllib.parse
 
 FOLDER, PORT_FILE, LOG = sys.argv[1:4]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CONTROLS = ("damage", "slow", "token", "noranges")
+CONTROLS = ("damage", "slow", "token", "noranges", "huge")
 
 
 def control(name):
@@ -42,7 +43,8 @@ def describe(path):
     blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
     made = {"type": "file", "oid": blob, "size": len(data), "path": path}
     if path.endswith(".safetensors"):
-        made["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+        size = 10**15 if os.path.exists(control("huge")) else len(data)
+        made["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": size, "pointerSize": 134}
     return made
 
 

@@ -91,6 +91,14 @@ refused 'model.safetensors was damaged on the way' pull test/model
 [ ! -e $model/snapshots/$commit/model.safetensors ] || fail "a damaged file was kept"
 rm remote/damage
 
+# Sizes come first: a model that does not fit on the disk is refused before anything is fetched.
+rm -rf home
+touch remote/huge
+: > log
+refused 'needs 1e+06 GB more on the disk' pull test/model
+[ ! -s log ] || fail "fetched although the disk is too small: $(cat log)"
+rm remote/huge
+
 # A server without ranges; a token; models, revisions and endpoints that do not exist.
 rm -rf home
 touch remote/noranges

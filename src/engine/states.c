@@ -92,7 +92,7 @@ carry_status carry_scheduler_state_cache(carry_scheduler *s, uint64_t state) {
     const carry_track *t = &k->track;
     return carry_prefix_insert(&s->prefix, t->ids, t->length, t->slot, t->pages, false)
                ? CARRY_OK
-               : carry_fail(s->ctx, CARRY_ESIZE, "a state of %" PRId64 " tokens: no memory is left to cache it",
+               : carry_fail(s->ctx, CARRY_ESIZE, "out of memory: a state of %" PRId64 " tokens is not cached",
                             t->length);
 }
 

@@ -67,7 +67,7 @@ template <int W> struct stream_walk {
         unit = at - tile * b.mine;
     }
 
-    /* Goes to the first round from this one on that has units; false if there is none. */
+    /* Goes to the first round from this one on that has units; returns false at the end. */
     __device__ __forceinline__ bool find(const stream_share &b, const stream_plan &m, int warp) {
         while (left == 0 && ++round < b.rounds) {
             start(b, m, warp);

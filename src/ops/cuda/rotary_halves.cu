@@ -2,8 +2,8 @@
    eight of them at once where sizes and addresses allow it. Also copies columns between rows. */
 #include "ops/cuda/wide.cuh"
 
-/* The same as rotary_halves_kernel by vectors: size and half are multiples of ONCE. units: vectors of pairs, and
-   vectors that are not rotated, of which there are none to copy if y is x. */
+/* The same as rotary_halves_kernel by vectors: size and half are multiples of ONCE. units: vectors of pairs and, unless
+   y is x, vectors that are only copied. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     rotary_wide_kernel(row_of<T> y, row_of<T> x, const float2 *table, int64_t units, unsigned of_head, unsigned heads,

@@ -23,7 +23,7 @@ template <int HALVES> struct preparer {
         hopper::group_meet(first, 128);
     }
     /* Finds the first item from `from` on that has tokens. Chunks of all sequences in turns, as scans ask for them.
-       Returns false if there is none. */
+       Returns false if no item is left. */
     __device__ __forceinline__ bool find(unsigned from, unsigned step) {
         for (item = from; item < a.items; item += step) {
             head = (int)(item % (unsigned)a.s.heads);
@@ -90,7 +90,7 @@ template <int HALVES> struct preparer {
         }
     }
     /* Computes the tile of value head e of two, whose numbers must be in `n`. If `last`, goes on to the next item and
-       asks for its rows. next: the value head after this one, 0 if `last`. Returns false if there is none. */
+       asks for its rows. next: the value head after this one, 0 if `last`. Returns false if no item is left. */
     __device__ __forceinline__ bool make_tile(int e, bool last, int next, unsigned step) {
         float kk[32], qk[32];
         multiply_all<HALVES>(kk, qk, n, a.l2norm, start + ROWS_AT, band, lane);
