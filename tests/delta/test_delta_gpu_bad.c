@@ -113,7 +113,7 @@ static void earlier_tokens_are_as_without_it(void **unused) {
     }
 }
 
-/* Where the forward pass is one kernel. */
+/* Blocks of 128 values. */
 static void the_same_with_many_heads(void **unused) {
     (void)unused;
     carry_delta_problem p = {.batch = 1, .tokens = TOKENS, .heads = 1, .value_heads = 104, .key = 128, .value = 128};

@@ -104,7 +104,7 @@ static void many_heads(void **unused) {
     check(p, NULL);
 }
 
-/* One kernel for the forward pass. */
+/* Blocks of 128 values. */
 static void heads_that_fill_the_gpu(void **unused) {
     (void)unused;
     check(problem_of(CARRY_BF16, 200, 26, 104, 128), NULL);

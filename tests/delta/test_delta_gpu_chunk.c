@@ -260,7 +260,7 @@ static void betas_of_zero_and_deep_gates(void **unused) {
         (problem){.p = {.batch = 1, .tokens = 500, .heads = 2, .value_heads = 4, .l2norm = true}, .deep_gates = true});
 }
 
-/* 104 sequences and value heads: the forward pass is one kernel. */
+/* 104 sequences and value heads: blocks of 128 values. */
 static void heads_that_fill_the_gpu(void **unused) {
     (void)unused;
     carry_delta_problem p = {.batch = 26, .tokens = 300, .heads = 2, .value_heads = 4, .l2norm = true};

@@ -37,7 +37,7 @@ double cost(const carry_delta_plan *plan) {
     double steps = (double)(int64_t)((length + CHUNK - 1) / CHUNK), rounds = lanes * (double)(p->value / 64) / units;
     double chunks = steps * (double)plan->sequences * (double)p->heads;
     steps *= p->key > 128 ? 1.8 : 1.0;
-    return 8e-6 + chunks * 13.6e-9 * (double)plan->group * 132.0 / units +
+    return 8e-6 + chunks * (18e-9 + 11e-9 * (double)plan->group) * 132.0 / units +
            steps * 1.2e-6 * (rounds > 1.0 ? rounds : 1.0);
 }
 

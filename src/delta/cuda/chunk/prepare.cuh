@@ -160,9 +160,8 @@ static __device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b) {
     return c;
 }
 
-/* For one value head: a warp's rows of A, and of P without the factor of its row; with OF_A or OF_P alone one of them.
- */
-template <int BAND_OF, bool OF_A, bool OF_P>
+/* For one value head: a warp's rows of A, and of P without the factor of its row. */
+template <int BAND_OF>
 static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
                                              const float (&qk)[32], band_rows &m, int lane) {
     int g = lane / 4, t = lane % 4, row = 16 * BAND_OF + g;
@@ -185,7 +184,7 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
         for (int r = 0; r < 2; r++) {
             bool diagonal = i / 2 == BAND_OF, cut = diagonal && i % 2 == r, above = diagonal && i % 2 > r;
             float d0 = power_of_two(high[r] - h.x), d1 = power_of_two(high[r] - h.y);
-            if (OF_A && !above) {
+            if (!above) {
                 float A0 = by[r] * d0 * kk[4 * i + 2 * r], A1 = by[r] * d1 * kk[4 * i + 2 * r + 1];
                 A0 = !cut || 2 * t < g ? A0 : 0.0f;
                 A1 = !cut || 2 * t + 1 < g ? A1 : 0.0f;
@@ -198,20 +197,15 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
                     sum[r] = add_pairs(sum[r], m.A[0][2 * i + r]);
                 }
             }
-            if (OF_P) {
-                float P0 = d0 * qk[4 * i + 2 * r], P1 = d1 * qk[4 * i + 2 * r + 1];
-                split(m.P, 2 * i + r, above || (cut && 2 * t > g) ? 0.0f : P0,
-                      above || (cut && 2 * t + 1 > g) ? 0.0f : P1);
-            }
+            float P0 = d0 * qk[4 * i + 2 * r], P1 = d1 * qk[4 * i + 2 * r + 1];
+            split(m.P, 2 * i + r, above || (cut && 2 * t > g) ? 0.0f : P0, above || (cut && 2 * t + 1 > g) ? 0.0f : P1);
         }
     }
-    if (OF_A) {
-        float bad[2] = {(own[0] + (low_half(sum[0]) + high_half(sum[0]))) * 0.0f,
-                        (own[1] + (low_half(sum[1]) + high_half(sum[1]))) * 0.0f};
-        if (__any_sync(0xffffffffu, bad[0] + bad[1] != 0.0f)) {
-            mark_bad(n, e, m, bad, row);
-            __syncwarp();
-        }
+    float bad[2] = {(own[0] + (low_half(sum[0]) + high_half(sum[0]))) * 0.0f,
+                    (own[1] + (low_half(sum[1]) + high_half(sum[1]))) * 0.0f};
+    if (__any_sync(0xffffffffu, bad[0] + bad[1] != 0.0f)) {
+        mark_bad(n, e, m, bad, row);
+        __syncwarp();
     }
 }
 

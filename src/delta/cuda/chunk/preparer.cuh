@@ -71,7 +71,7 @@ template <int HALVES> struct preparer {
     template <int BAND_OF>
     __device__ __forceinline__ void make_band(int e, const float (&kk)[32], const float (&qk)[32]) {
         band_rows m;
-        weigh<BAND_OF, true, true>(a, n, e, kk, qk, m, lane);
+        weigh<BAND_OF>(a, n, e, kk, qk, m, lane);
         int row = 16 * BAND_OF + lane / 4;
         float by[2] = {a.scale * n.inverse_norm[1][row], a.scale * n.inverse_norm[1][row + 8]};
         store_numbers(a, n, e, (float *)(data + NUMBERS_AT), BAND_OF, lane);
