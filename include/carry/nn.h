@@ -165,7 +165,9 @@ CARRY_API carry_status carry_cross_entropy(carry_ctx *ctx, carry_tensor losses, 
 /* The same with logits = W x, computed in blocks of tokens, so that all logits are never in memory at once. dx is
    overwritten and dW accumulated, as in carry_linear_backward; either may be absent. On a GPU the
    workspace determines the block size, the number of tokens whose f32 logits fit: a workspace larger than the minimum
-   is faster, up to a few thousand tokens. There dlogits have the type of x and W. */
+   is faster, up to a few thousand tokens. There dlogits have the type of x and W. If x and W are bf16, a gradient is
+   wanted and there are 8192 to 32768 words, a GPU rounds logits to f16 (losses change by up to 2^-11 of a logit) where
+   the workspace has room for copies of x and W in f16. */
 typedef struct carry_linear_cross_entropy_args {
     carry_tensor losses, dx, dW;
     carry_tensor x, W, targets;

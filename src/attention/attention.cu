@@ -1,7 +1,14 @@
-/* Attention on CUDA devices: the entry in the table of devices. For bf16 with D of 64 or 128, the arguments of a call
-   become a job (kernels.cuh), which hopper.cu runs on Hopper GPUs and ampere.cu on all others. Causal calls, grouped
-   heads and D of 256 go to grouped.cu, or to hopper.cu if D is 256 and there are many queries. All other calls go to
-   plain.cu. The backward pass is in backward.cu. */
+/* Attention on CUDA devices: the entry in the table of devices. It chooses the kernel of a call in bf16 with D of 64,
+   128 or 256:
+
+     - no causal mask, as many key heads as query heads, and D of 64 or 128: the arguments become a job (kernels.cuh),
+       which hopper.cu runs on Hopper GPUs and ampere.cu on others;
+     - no key runs, and a causal mask, fewer key heads than query heads, or D of 256: grouped.cu, or hopper.cu for the
+       calls that attention_causal_takes describes (kernels.cuh).
+
+   A causal call of one query without a window masks nothing and counts as not causal. All other calls go to plain.cu,
+   also those with a negative scale or with rows that are not aligned to 16 bytes. The backward pass is in
+   backward.cu. */
 #include <limits.h>
 #include <math.h>
 
@@ -27,8 +34,8 @@ bool is_typical(const carry_attention_args *args) {
     return args->q.dtype == CARRY_BF16 && (D == 64 || D == 128 || D == 256);
 }
 
-/* True for calls that the kernels of the video transformer do not support. A causal call of one query without a window
-   masks nothing. */
+/* True for calls that need the kernels for causal masks, grouped heads or D of 256. A causal call of one query without
+   a window does not: it masks nothing. */
 bool is_grouped(const carry_attention_args *args) {
     const bool masks = args->causal && (args->q.shape[0] > 1 || args->window > 0);
     return masks || args->k.shape[1] != args->q.shape[1] || args->q.shape[2] == 256;
@@ -87,8 +94,8 @@ int blocks_of(int ordinal) {
     return known && units > 0 ? units : 1;
 }
 
-/* Enough for any number of pieces, whatever the runs are, so that one workspace serves a cache that is filled step by
-   step. */
+/* Returns a size that is enough for any number of pieces and any runs, so that one workspace can be used while the
+   number of keys grows. */
 size_t workspace(const carry_attention_args *args) {
     int ordinal;
     if (!is_typical(args) || carry_backend_of(args->q.device, &ordinal) == NULL || args->q.shape[0] > INT_MAX / 2 ||

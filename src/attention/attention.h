@@ -32,9 +32,9 @@ typedef struct carry_attention_documents {
     const int64_t *starts; /* [count + 1], on the CPU, from 0 to T */
     int64_t count;
 } carry_attention_documents;
-/* carry_attention_backward for each document, causal and without runs. All documents go together on a GPU that has a
-   kernel for it. lse holds [H, rows of the document] for each document, one after the other. dk and dv are overwritten.
-   longest: the largest number of rows of a document. */
+/* carry_attention_backward for each document, causal and without runs. On a GPU, one launch of the fast kernels
+   processes many documents. lse holds [H, rows of the document] for each document, one after the other. dk and dv are
+   overwritten. longest: the largest number of rows of a document. */
 size_t carry_attention_backward_documents_workspace(const carry_attention_backward_args *args, int64_t longest);
 carry_status carry_attention_backward_documents(carry_ctx *ctx, const carry_attention_backward_args *args,
                                                 const carry_attention_documents *documents, void *workspace,
@@ -42,9 +42,9 @@ carry_status carry_attention_backward_documents(carry_ctx *ctx, const carry_atte
 /* The name of the method of a backward pass: "blocks" on the CPU; "wgmma", "mma" or "plain" on a GPU. */
 const char *carry_attention_backward_method(const carry_attention_backward_args *args);
 
-/* A step of generation: one token for each of B sequences on a device. It needs no state of the host, so that it can be
-   recorded. k and v [B, HK, D] are appended to the lengths[b] rows that sequence b has in the caches, and q sees all of
-   them, or the last `window` if that is not 0.
+/* A step of generation: one token for each of B sequences on a GPU. Its kernels read the lengths from GPU memory, so it
+   can be recorded in a graph. k and v [B, HK, D] are appended to the lengths[b] rows that sequence b has in the caches,
+   and q sees all rows including the new one, or the last `window` of them if that is not 0.
 
    q, o: [B, H, D]; keys, values: [B, room, HK, D], packed; lengths: [B], i64, on the device, each below room. The scale
    is D^-1/2.
@@ -66,8 +66,9 @@ size_t carry_attention_step_workspace(const carry_attention_step_args *args); /*
 carry_status carry_attention_step(carry_ctx *ctx, const carry_attention_step_args *args, void *workspace, size_t bytes);
 
 /* carry_attention, causal and without runs, for one sequence whose keys and values are in the pages of a pool
-   (ops/pool.h). args->k and args->v are the first S rows of the pool; `pages`, on the tensors' device, gives the page
-   of each token. On a device they are first copied into the workspace. */
+   (ops/pool.h). args->k and args->v begin at the pool's first row and have S rows, S being the number of tokens. Token
+   t is in page pages[t / CARRY_POOL_PAGE]; `pages` is on the tensors' device. On a GPU, keys and values are first
+   copied into the workspace. */
 size_t carry_attention_paged_workspace(const carry_attention_args *args);
 carry_status carry_attention_paged(carry_ctx *ctx, const carry_attention_args *args, const int32_t *pages,
                                    void *workspace, size_t bytes);
@@ -79,8 +80,8 @@ carry_status carry_attention_reference(carry_ctx *ctx, double *o, double *lse, c
 carry_status carry_attention_reference_backward(carry_ctx *ctx, double *dq, double *dk, double *dv,
                                                 const carry_attention_backward_args *args);
 
-/* Scratch memory is divided into at most this many places, so that a workspace depends on the call and not on the
-   threads of a context. If there are more threads, the others are idle. */
+/* Scratch memory is divided into at most this many places, so that the size of a workspace depends on the call and not
+   on the threads of a context. At most this many threads work; further ones are idle. */
 #define CARRY_ATTENTION_PLACES 64
 
 /* Units of work 0..units-1. Places, one for each thread, take them in order. */

@@ -171,7 +171,8 @@ static bool sees_all(const call *c, int64_t query, int64_t queries, int64_t firs
 }
 
 /* k as the right operand of dQ = dS K. dS of a key that a query does not see is zero, but zero times NaN is NaN, so NaN
-   and infinity are replaced by zeros. Queries that see such a key get NaN through its dS. */
+   and infinity are replaced by zeros. Queries that see such a key get NaN through its dS, unless its score is
+   -infinity: P and dS are then zero. */
 static const float *finite_keys(const call *c, const scratch *s, const float *k, int64_t keys) {
     for (int64_t i = 0; i < keys * c->D; i++) {
         s->finite[i] = isfinite(k[i]) ? k[i] : 0.0f;

@@ -1,5 +1,6 @@
 /* The backward pass of attention on CUDA devices: chooses the kernels for a call and divides it into launches. Causal
-   calls in bf16 or f16 with D of 64, 128 or 256 use tensor cores: backward_hopper.cuh if the GPU and D allow it,
+   calls in bf16 or f16 with D of 64, 128 or 256 use tensor cores if they have no key runs, no window that hides keys,
+   at least as many keys as queries, and rows aligned to 16 bytes: backward_hopper.cuh if the GPU and D allow it,
    otherwise backward_ampere.cuh. Everything else goes to plain.cu. */
 #include <limits.h>
 
@@ -58,8 +59,8 @@ size_t round_up(size_t bytes) {
     return (bytes + PIECE - 1) / PIECE * PIECE;
 }
 
-/* Returns the bytes of a workspace for `tiles` tiles of queries of all heads. If memory is not NULL, sets the job's
-   pointers. */
+/* Returns the bytes of a workspace for `tiles` tiles of queries of all heads. If job is not NULL, sets its pointers to
+   parts of `memory`. */
 size_t lay_out(backward_job *job, const backward_way *way, int64_t heads, int64_t D, int64_t tiles, void *memory) {
     size_t used = 0;
     auto take = [&](size_t each) {

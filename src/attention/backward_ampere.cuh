@@ -1,18 +1,20 @@
-/* The backward pass of causal attention on tensor cores since Ampere, for D of 64, 128 and 256. Two kernels compute the
-   scores again: in one, a block has 64 keys and walks the queries that see them (dK, dV); in the other, a block has 64
-   queries and walks the keys that they see (dQ). So no sum is shared by blocks, and the order of all sums is fixed.
+/* The backward pass of causal attention on tensor cores since Ampere, for D of 64, 128 and 256. There are two kernels,
+   and each computes the scores: in one, a block has 64 keys and walks the queries that see them (dK, dV); in the other,
+   a block has 64 queries and walks the keys that they see (dQ). So no sum is shared by blocks, and the order of all
+   sums is fixed.
 
    Both kernels are one function: a block has ROWS rows of two tensors A0, A1 (k and v, or q and dO) and walks tiles of
-   COLUMNS rows of the other two, B0, B1. The next tile is copied while one is computed. With the block's rows as rows:
+   COLUMNS rows of the other two, B0, B1. The next tile is copied while one is computed, if shared memory holds two. In
+   these products the block's rows are the rows of S and P; mean[t] = dO[t].O[t]:
 
        S = A0 B0^T,  dP = A1 B1^T,  P = exp(scale S - lse),  dS = P (dP - mean)
-       keys: dV += P B1, dK += dS B0;  queries: dQ += dS B0
+       keys: dV += P B1, dK += dS B0;  queries: dQ += dS B0;  at the end dK and dQ are multiplied by scale
 
    The eight warps are four bands of 16 rows by two halves of the columns (of a tile, or of D). P and dS go through
    shared memory. Rows in shared memory have D elements; 16-byte piece c of row r is at c ^ (r % 8).
 
-   A NaN in k must not reach queries that do not see it: dQ += dS B0 would multiply it by 0. In tiles with masked
-   scores, pieces of k that are not finite are cleared after the scores are computed. */
+   A NaN or infinity in k must not reach queries that do not see it: dQ += dS B0 would multiply it by 0, which is NaN.
+   In tiles with masked scores, 16-byte pieces of k that are not finite are cleared after the scores are computed. */
 #ifndef CARRY_ATTENTION_BACKWARD_AMPERE_CUH
 #define CARRY_ATTENTION_BACKWARD_AMPERE_CUH
 

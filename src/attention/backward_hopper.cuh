@@ -1,23 +1,25 @@
 /* The backward pass of causal attention on Hopper GPUs, for D of 64 and 128.
 
    A block has 128 keys of one head and walks the tiles of queries that see them; with grouped heads, it does so for
-   every query head of the group in order. One warp copies tiles of q and dO with the copy engine, STAGES ahead. Two
+   every query head of the group in order. One thread copies tiles of q and dO with the copy engine, STAGES ahead. Two
    warpgroups have 64 keys each and keep their dK and dV in registers. For each tile, with keys as rows:
 
        S^T = K Q^T,  P^T = exp(scale S^T - lse),  dV += P^T dO,
        dP^T = V dO^T,  dS^T = P^T (dP^T - mean),  dK += dS^T Q,  dQ = dS K
 
+   where mean[t] = dO[t].O[t]; dK and dQ are multiplied by scale when they are stored.
+
    P^T and dS^T are operands from registers; dS^T also goes to shared memory, since dQ sums over the keys of both
    warpgroups. The products for the next tile's scores are started before dQ is stored.
 
    Each block of keys that a tile of queries sees adds a part to the tile's dQ. The parts are added in a fixed order,
-   from the last block of keys to the first: the first part is stored, the copy engine adds the others in memory, and
-   a counter for each tile holds the number of parts so far. The block of the first keys adds the sum to its own part
-   and writes dQ. Blocks start in the same order (each takes a ticket), and a block reaches a tile one step after the
-   block of the next keys does, so waiting is rare and cannot deadlock.
+   from the last block of keys to the first: the first part is stored, the copy engine adds the following ones in
+   memory, and a counter for each tile holds the number of parts so far. The block of the first keys, the last to add,
+   reads the sum, adds its own part and writes dQ. Blocks start in the same order (each takes a ticket), and a block
+   reaches a tile one step after the block of the following 128 keys does, so waiting is rare and cannot deadlock.
 
-   A NaN in k must not reach queries that do not see it: dQ = dS K would multiply it by 0. Rows of k that have one are
-   cleared in shared memory, and NaN is added to their scores. */
+   A NaN or infinity in k must not reach queries that do not see it: dQ = dS K would multiply it by 0, which is NaN.
+   Rows of k that have one are cleared in shared memory, and NaN is added to their scores. */
 #ifndef CARRY_ATTENTION_BACKWARD_HOPPER_CUH
 #define CARRY_ATTENTION_BACKWARD_HOPPER_CUH
 
@@ -225,8 +227,9 @@ template <typename T, typename Shape> struct backward_worker {
         arrive(p.sum_empty);
     }
 
-    /* Stores rows of 16-bit numbers from `row` on, up to row `rows`: this thread's columns in each 32 columns from
-       `column` on. */
+    /* Stores sums times factor as 16-bit numbers, in rows below `rows`; with ADDS and job.adds, adds them to the stored
+       numbers. The warps store 16 rows each from `row` on; a thread stores 8 of each 32 columns from `column` on, in
+       two of its warp's rows. */
     template <int COUNT, bool ADDS>
     __device__ __forceinline__ void put_rows(const backward_rows &to, int head, int64_t first, int row, int rows,
                                              int column, const float (&sums)[COUNT], float factor) const {

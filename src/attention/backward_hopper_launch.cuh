@@ -42,8 +42,8 @@ static carry_status backward_launch(carry_ctx *ctx, backward_job *job, int, int 
     return CARRY_OK;
 }
 
-/* The kernels are empty except in code for sm_90a, which a build may not have. An empty kernel is recognised by its
-   missing barriers. */
+/* The kernels are empty except in code for sm_90a, which a build may not have. An empty kernel has no barriers and so
+   no static shared memory. */
 template <typename T, typename Shape> static bool backward_works(int, int ordinal) {
     int major = 0, minor = 0;
     cudaFuncAttributes attributes;

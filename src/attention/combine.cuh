@@ -1,6 +1,6 @@
-/* The end of attention in pieces: o is the sum of a tile's pieces, each scaled from its own largest score to the
-   largest of all, divided by the sum of their exponentials, scaled in the same way. Pieces are added in order, so that
-   results are reproducible. A warp has a query. */
+/* The last step of attention in pieces. Each piece of a tile has sums relative to its own largest score. They are
+   scaled to the largest score of all pieces and added in order, so that results are reproducible; o is the sum of
+   values divided by the sum of exponentials. One warp computes one query. */
 #ifndef CARRY_ATTENTION_COMBINE_CUH
 #define CARRY_ATTENTION_COMBINE_CUH
 

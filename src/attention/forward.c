@@ -1,8 +1,8 @@
 /* Attention by blocks with an online softmax. A unit of work is one head and one block of queries; it walks the keys
    run by run, block by block, and holds for each query the largest score so far m, the sum l of exp(score - m), and
    o = sum exp(score - m) v. When a block has a larger score, the sums so far are scaled down to it. At the end o / l
-   is the result and m + ln l is lse, both relative to the largest bias. No block of keys is in two runs, so a block
-   has one bias, which shifts m.
+   is the result, and m + ln l is lse, relative to the largest bias. No block of keys is in two runs, so a block has
+   one bias, which shifts m.
 
    Units do not depend on the number of threads, so results do not either. */
 #include <math.h>

@@ -5,15 +5,16 @@
 #include "attention/attention.h"
 #include "ops/product/bf16.h"
 
-/* Keys are converted and transposed once for a block of queries, which is tall to pay for that. Scores are computed for
-   a few of its rows at a time: these scores, their rows of q and o, K^T and V are 32 KB each with D = 128. */
+/* Keys are converted and transposed once for a block of queries, so a block has many queries. Scores are computed for
+   CARRY_ATTENTION_ROWS queries at a time: with D = 128, these scores are 16 KB, and the rows of q, the rows of o, K^T
+   and V are 32 KB each. */
 #define CARRY_ATTENTION_QUERIES 256
 #define CARRY_ATTENTION_ROWS 64
 #define CARRY_ATTENTION_KEYS 64
-/* If the processor multiplies tiles of bf16 (kernels/bf16.h: terms), q, k and v are exact, and exp(score - m) is split
-   into two terms, with an error below 2^-18. */
+/* If products use tiles of bf16 (ops/kernels/bf16.h: terms), q, k and v are bf16 and need no splitting. exp(score -
+   m) is split into the sum of two bf16 terms, with an error below 2^-18. */
 #define CARRY_ATTENTION_TERMS 2
-#define CARRY_ATTENTION_UNIT 32 /* panels are padded to a multiple of this in k and in lines */
+#define CARRY_ATTENTION_UNIT 32 /* panels are padded to a multiple of this along k and across it */
 
 typedef struct carry_attention_call {
     const carry_attention_args *args;

@@ -167,7 +167,7 @@ static void add_values(const carry_attention_call *c, const carry_attention_scra
 
 /* Copies rows of v, with zeros in place of NaN and infinity: f32 rows, or bf16 rows to be packed into tiles. The weight
    of a key that a query does not see is zero, and zero times NaN or infinity is NaN. With zeros, the results of queries
-   that do not see such a value are the same bit for bit as without it; add_bad_values adds it for the others. */
+   that do not see such a value are the same bit for bit as without it; add_bad_values adds it for queries that do. */
 static const float *finite_values(const carry_attention_call *c, const carry_attention_scratch *s, const float *v,
                                   int64_t keys) {
     for (int64_t i = 0; i < keys * c->D; i++) {

@@ -6,10 +6,11 @@ extern "C" {
 #include "attention/attention.h"
 }
 
-/* The workspace for bf16 with D of 64, 128 or 256 and any other arguments. It is enough for this many queries or
-   fewer. */
+/* The bytes of workspace for a call in bf16 with D of 64, 128 or 256. They are also enough for calls with fewer
+   queries. */
 size_t attention_grouped_workspace(const carry_attention_args *args, int blocks);
-/* Callers have checked that rows can be read 16 bytes at a time and that sizes fit an int. */
+/* True if attention_grouped_forward supports the call. Callers have checked the type and D, that rows can be read 16
+   bytes at a time, and that sizes fit an int. */
 bool attention_grouped_takes(const carry_attention_args *args, int ordinal);
 carry_status attention_grouped_forward(carry_ctx *ctx, const carry_attention_args *args, int ordinal, int blocks,
                                        carry_stream *stream, void *workspace);

@@ -1,5 +1,5 @@
-/* Attention of language models on tensor cores since Ampere: causal, with or without a window, grouped heads, D of 64,
-   128 or 256, over all rows of k and v.
+/* Attention of language models on tensor cores since Ampere: causal (with or without a window) or not, grouped heads,
+   D of 64, 128 or 256, no key runs.
 
    The queries of the heads that read one head of keys are the rows of one matrix: row r is token r / group of the
    group's head r % group. So keys and values are read once for a group, and a step of generation, which has one token,

@@ -5,8 +5,9 @@
 
 namespace {
 
-/* Kernels differ in the number of keys of a tile. The part of a run's last tile beyond its end is wasted, so the choice
-   is the kernel that wastes least. For example, 144 divides the 720 tokens of a frame of video. */
+/* Kernels differ in the number of keys of a tile. A run's last tile may extend past the end of the run, which is wasted
+   work, so the best kernel depends on the lengths of the runs. For example, 144 divides the 720 tokens of a frame of
+   video. */
 struct kernel {
     int D, columns, shared;
     int percent; /* time for a column, as a percentage of that of the fastest kernel */
@@ -18,8 +19,8 @@ template <int D, int N> constexpr kernel kernel_of(int percent) {
     return {D, N, shape::SHARED, percent, attention_hopper<shape>};
 }
 
-/* The percentages were measured alone, and inside streams, where 4320 keys took 300 us in tiles of 144 and 324 in tiles
-   of 160. */
+/* The percentages were measured for single calls and for calls during the generation of video, where 4320 keys took 300
+   us in tiles of 144 and 324 us in tiles of 160. */
 const kernel kernels[] = {kernel_of<128, 176>(103), kernel_of<128, 160>(102), kernel_of<128, 144>(100),
                           kernel_of<128, 128>(102), kernel_of<64, 176>(100),  kernel_of<64, 128>(100)};
 
@@ -41,8 +42,8 @@ int columns(const attention_job *job, int D) {
     return choose(job, D)->columns;
 }
 
-/* The kernels are empty except in code for sm_90a, which a build may not have. An empty kernel is recognised by its
-   missing barriers. */
+/* The kernels are empty except in code for sm_90a, which a build may not have. An empty kernel has no barriers and so
+   no static shared memory. */
 bool works(int ordinal) {
     int major = 0, minor = 0;
     cudaFuncAttributes attributes;

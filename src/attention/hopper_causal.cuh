@@ -1,8 +1,9 @@
-/* Causal attention on Hopper GPUs, with grouped heads: the warpgroups, tiles and turns of hopper_kernel.cuh, over
-   the keys that each query sees.
+/* Causal attention on Hopper GPUs, with grouped heads or not: the same warpgroups, tiles and turns as in
+   hopper_kernel.cuh, over the keys that each query sees.
 
-   A block has 128 queries of one head. Concurrent blocks read the same keys, so these are in the L2 cache. Tiles
-   with the most keys come first. */
+   A block processes tiles of 128 queries of one head, one after the other. Blocks that run at the same time read the
+   same keys, so the keys are in the L2 cache. Tiles with the most keys come first. NaN and infinity in values may reach
+   queries that do not see them (carry/attention.h). */
 #ifndef CARRY_ATTENTION_HOPPER_CAUSAL_CUH
 #define CARRY_ATTENTION_HOPPER_CAUSAL_CUH
 

@@ -1,9 +1,9 @@
 /* Attention on Hopper GPUs: one block on each multiprocessor, with one warpgroup that copies and two that compute.
 
-   In the copying warpgroup, one thread starts copies of tiles of keys and values, STAGES ahead. Each of the others
-   has 64 queries. While the tensor cores multiply this tile's probabilities by its values, the warpgroup computes
-   the exponentials of the next tile's scores. With TURNS, the two warpgroups take turns at the tensor cores, so that
-   the exponentials of one run at the same time as the products of the other.
+   In the copying warpgroup, one thread starts copies of tiles of keys and values, STAGES ahead. Each computing
+   warpgroup has 64 queries. While the tensor cores multiply a tile's probabilities by its values, the warpgroup
+   computes the exponentials of the next tile's scores. With TURNS, the two computing warpgroups take turns at the
+   tensor cores, so that the exponentials of one run at the same time as the products of the other.
 
    Measured on an H200, 40 heads, 2160 queries, 4320 keys, D 128: 685 TFLOP/s, where a large matrix product reaches
    about 790. */
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(Shape::THREADS, 1) attention_hopper(const __gr
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace hopper;
     extern __shared__ char memory[];
-    /* Hopper.cu uses the size of this static memory to see that the kernel is not empty. */
+    /* hopper.cu uses the size of this static memory to see that the kernel is not empty. */
     __shared__ barriers<Shape::STAGES> b;
     const places<Shape> p = open_places<Shape>(memory, b);
     int items = h.job.cut.whole + h.job.cut.rest * h.job.cut.pieces;

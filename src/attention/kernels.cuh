@@ -174,8 +174,9 @@ struct attention_way {
 
 extern const attention_way carry_attention_hopper, carry_attention_ampere;
 
-/* Causal calls with D of 256 that have enough tiles of queries to keep all `blocks` multiprocessors busy
-   (hopper.cu). */
+/* hopper.cu: true for causal calls with D of 256 on a Hopper GPU, without key runs and without a window that hides
+   keys, if they have at least as many keys as queries, and at least `blocks` (the number of multiprocessors) tiles of
+   queries over all heads. */
 bool attention_causal_takes(const carry_attention_args *args, int ordinal, int blocks);
 carry_status attention_causal_forward(carry_ctx *ctx, const attention_job *job, int key_heads, int ordinal, int blocks,
                                       cudaStream_t stream);

@@ -1,8 +1,8 @@
-/* Attention on CUDA devices for all calls that the fast kernels do not support (f32, f16, other D, any strides, causal
-   calls, grouped heads), and its backward pass. A warp has a query (or, in the backward pass, a key) of one head and
-   walks all keys (or queries) that it may see; a lane has every 32nd element of D. If there are few queries, as in a
-   step of generation, the warps of a block share the keys of one query. Sums are f32 in a fixed order, so the same
-   inputs give the same bits.
+/* Attention on CUDA devices, forward and backward, for all calls that the kernels on tensor cores do not support
+   (attention.cu and backward.cu have the conditions). A warp has a query (or, in the backward pass, a key) of
+   one head and walks the keys that the query sees (or the queries that see the key); a lane has every 32nd element of
+   D. If there are few queries, as in a step of generation, the warps of a block share the keys of one query. Sums are
+   f32 in a fixed order, so the same inputs give the same bits.
 
    Backward, from lse, with mean[t] = dO[t].O[t]: P = exp(scale q.k + bias - lse), dS = P (dO.v - mean),
    dq = scale sum dS k (one warp for each query), dk += scale sum dS q and dv += sum P dO (one warp for each key). */
@@ -102,8 +102,8 @@ __device__ __forceinline__ int64_t warps() {
     return (int64_t)gridDim.x * WARPS;
 }
 
-/* The largest score m, the sum l of exp(score - m), and o, the sum of these weights times v. They are scaled down when
-   a larger score comes. */
+/* The largest score so far, m (most), the sum of exp(score - m), and o, the sum of these exponentials times v. Both
+   sums are scaled down when a larger score comes. */
 template <int EACH> struct walk { float o[EACH], most, sum; };
 
 template <int EACH> __device__ __forceinline__ void see(walk<EACH> &w, float score, const float (&v)[EACH]) {

@@ -1,5 +1,5 @@
 /* A thread's part of the scores and sums of a warp's 16 queries: rows g and g + 8, where g is its lane / 4, and two
-   columns of every eight. Both kinds of tensor-core instruction have this result layout.
+   columns of every eight. The results of mma and of wgmma both have this layout.
 
    Scores are multiplied by log2 e, so that an exponential is one multiply-add and one instruction, and the bias of a
    run is part of the constant of that multiply-add. The largest score that is subtracted may be too small by up to LAG,
@@ -53,8 +53,9 @@ struct softmax_state {
     float largest[2], sum[2]; /* sums over this thread's columns only */
 };
 
-/* Replaces scores by exponentials, and computes the factors for the sums so far. Returns true if any row of the warp
-   has a factor other than 1. */
+/* Replaces scores by exponentials. If the largest score of any row of the warp has grown by more than LAG, updates
+   state.largest, sets the factors by which the caller scales the sums so far, and returns true. Otherwise the factors
+   are not set. */
 template <int COUNT>
 static __device__ __forceinline__ bool exponentials(float (&s)[COUNT], softmax_state &state, float (&factor)[2],
                                                     float scale, float bias) {

@@ -37,8 +37,8 @@ typedef struct session {
     double *samples;          /* MOST_RUNS per method */
     double *waited, *exposed; /* likewise */
     double *sorted;           /* MOST_RUNS */
-    /* On the CPU, a ceiling is measured after each turn of a method: the turn's share of the binding ceiling, and
-       that ceiling's rate. */
+    /* On the CPU, the binding ceiling is measured after each turn of a method. shares: the turn's rate over that of the
+       ceiling; rates: the ceiling's rate. */
     carry_yardstick *yardstick; /* NULL: not used, or not created yet */
     const carry_ceilings *given;
     double *shares, *rates;         /* MOST_RUNS per method */
@@ -198,8 +198,8 @@ static double (*clock_of(const session *s, const carry_bench_result *result))(vo
     return carry_ctx_threads(s->ctx) == 1 && !has_stages ? carry_thread_seconds : carry_seconds;
 }
 
-/* Measures the binding ceiling for as long as the turn took, and divides the turn's mean rate by that of the
-   ceiling. Other load and the processor's clock rate then affect both in the same way. */
+/* Measures the binding ceiling for as long as the turn took, at most MOST_BESIDE seconds, and divides the turn's mean
+   rate by that of the ceiling. Other load and the processor's clock rate then affect both in the same way. */
 static carry_status look_beside(session *s, int i, int runs, double (*clock)(void), double spent) {
     const carry_counts *counts = &s->results[i].counts;
     const int turn = s->turns[i];

@@ -1,12 +1,15 @@
 /* Times methods on a problem reliably.
 
-   A method is compared with the float64 reference before it is timed. Inputs are rotated through enough sets to
-   exceed the last-level cache (or one set, if hot). After one warm-up run, runs are timed one by one until there are
-   enough; the median and the spread (the interquartile range over the median) are reported. The methods of a problem
-   take turns run by run, so that a disturbance of the machine affects all of them. Ceilings are measured in the same
-   process. On the CPU, the binding ceiling is measured again after every turn, for as long as the turn took, and the
-   share is the median over turns of the method's mean rate over the ceiling's. Otherwise the best product of a quiet
-   moment would be compared with the median over all moments, and a single other program could halve a share.
+   A method is compared with the float64 reference before it is timed. Runs rotate through sets of inputs that
+   together have twice the size of the last-level cache (at most 512 MB and 64 sets; one set if hot). After one or more
+   warm-up runs, runs are timed one by one until there are enough; the median and the spread (the interquartile range
+   over the median) are reported. The methods of a problem take turns of about 0.03 seconds, so that a disturbance of
+   the machine affects all of them.
+
+   The ceilings (carry_ceilings) are measured in the same process; the one that limits a method is its binding ceiling.
+   For problems of one rank on the CPU, the binding ceiling is measured again after every turn, for as long as the turn
+   took (at most 0.1 seconds), and the method's share is the median over turns of its mean rate over the ceiling's. If
+   the ceiling were measured only once, in a quiet moment, another program that runs later could halve a share.
 
    A problem for several ranks is timed by all of them together: they start at a barrier, and a run takes as long as
    its slowest rank. All ranks use these times and not their own clocks, so that all make the same number of runs. */
@@ -67,8 +70,8 @@ typedef struct carry_bench_options {
 
 #define CARRY_BENCH_METHODS 24
 
-/* Gives one result per method, in the table's order; methods that do not apply have a reason and no median.
-   CARRY_EINTERRUPTED when `stop` returned true: the results so far are valid. */
+/* Gives one result per method, in the order of options->methods or else of the family's table; methods that do not
+   apply have a reason and no median. CARRY_EINTERRUPTED when `stop` returned true: the results so far are valid. */
 carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carry_ceilings *ceilings,
                                  const carry_bench_options *options, carry_bench_result results[CARRY_BENCH_METHODS],
                                  int *count);

@@ -12,8 +12,9 @@
 /* Measures on all ranks at the same time, and gives the lowest figures over the ranks. */
 carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceilings);
 
-/* As carry_bench_problem. On several ranks, only rank 0 reports progress, and options->keep is not called. A problem
-   of several ranks (collective.h) is solved by all of them together, and keep is called on rank 0. */
+/* As carry_bench_problem. A problem of several ranks (collective.h) is solved by the ranks together, and options->keep
+   is called on rank 0. On several ranks, a problem of one rank is run by each of them; only rank 0 reports progress,
+   and keep is not called. */
 carry_status carry_bench_problem_ranks(carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
                                        const carry_bench_options *options,
                                        carry_bench_result results[CARRY_BENCH_METHODS], int *count);

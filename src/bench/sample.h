@@ -15,8 +15,8 @@ carry_summary carry_summarise(double *samples, int count);
 
 /* The ratio of two medians, a over b, with a 95 % bootstrap interval (1000 resamplings, seeded: the same samples
    give the same interval). Successive samples are not independent, since a machine drifts, so blocks of neighbours
-   are drawn instead of single samples. Drift between two runs is not visible in their samples: `slack` widens the
-   verdict, not the interval. */
+   are drawn instead of single samples. Drift between two runs is not visible in their samples: `slack` widens
+   the tolerance of within_noise, not the interval. */
 typedef struct carry_ratio {
     double ratio, low, high;
     bool within_noise; /* 1 is in [low / (1 + slack), high * (1 + slack)] */

@@ -1,5 +1,5 @@
-/* The share of some training steps during which the device worked: for a GPU from its activity log
-   (device/activity.h), for the CPU from processor time over the context's threads. */
+/* Measures the share of the time of some training steps during which the device was busy: for a GPU, from its activity
+   log (device/activity.h); for the CPU, as the process's processor time divided by wall time and number of threads. */
 #ifndef CARRY_CLI_BUSY_H
 #define CARRY_CLI_BUSY_H
 

@@ -27,8 +27,8 @@ bool chat_conversation_system(chat_conversation *c, const char *content);
 carry_status chat_conversation_render(carry_ctx *ctx, const chat_conversation *c, const carry_chat *chat,
                                       carry_thinking thinking, bool is_answered, char **text, size_t *length);
 
-/* FILE receives the messages, as the JSON list that carry generate --messages reads, and FILE.state the model's
-   state after them. */
+/* Writes the messages to the file `path`, as the JSON list that carry generate --messages reads, and the model's state
+   after them to `path`.state. An empty conversation has no state. */
 carry_status chat_conversation_save(carry_ctx *ctx, const chat_conversation *c, carry_engine *engine,
                                     const carry_chat *chat, const char *path);
 /* *has_state is true if the state was found too; the next prompt then continues from it. */

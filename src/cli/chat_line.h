@@ -23,11 +23,12 @@ typedef enum chat_line_result { CHAT_LINE_READ, CHAT_LINE_CLEARED, CHAT_LINE_END
 
 void chat_line_open(chat_line *line);
 void chat_line_close(chat_line *line);
-/* Prints the prompt and reads a line; *text is valid until the next call. The result is "cleared" after Ctrl-C and
-   "ended" after Ctrl-D or at the end of input. Without a terminal the prompt is not printed. */
+/* Prints the prompt and reads a line; *text is valid until the next call. Returns CHAT_LINE_CLEARED after Ctrl-C, and
+   CHAT_LINE_ENDED at the end of input or after Ctrl-D on an empty line. Without a terminal the prompt is not
+   printed. */
 chat_line_result chat_line_read(chat_line *line, const char *prompt, const char **text);
-/* Applies one key, given as the bytes of a character or an escape sequence. Returns true if the line is complete.
-   Used by chat_line_read and by tests. */
+/* Applies one key, given as the bytes of a character, a control character or an escape sequence. Returns true if the
+   line is complete. Used by chat_line_read and by tests. */
 bool chat_line_key(chat_line *line, const char *key, size_t length);
 
 #endif

@@ -182,8 +182,8 @@ static void add_message(carry_json_text *to, const char *role, const char *text,
 /* A placeholder for the answer with which a loaded state ends. The template's text after it starts the next turn. */
 #define ANSWER "carry-answer-7f3a9c"
 
-/* The variables of a chat whose last message is the prompt; prompt NULL: the last message is in --messages. Returns
-   NULL after printing a message. */
+/* Builds the template variables of a chat that ends with the prompt or, if prompt is NULL, with the last message of
+   --messages. Returns NULL after printing a message. */
 static carry_json *chat_variables(const cli_generating *d, const chat_files *files, const carry_prompt *prompt) {
     carry_json_text text = {0};
     carry_json *made = NULL;

@@ -81,9 +81,10 @@ static carry_status stream_rank(void *user, carry_comm *comm) {
     return status;
 }
 
-/* When memory runs out after the first chunk, everything is freed and the stream continues after a hard cut with two
-   thirds of the window; recordings continue in another file. Returns false if the window is already the smallest, if
-   ranks are processes, or with video input, which would start over. */
+/* Called when a stream has failed and freed its memory. If memory ran out after the first chunk, changes the options so
+   that the stream continues after a hard cut with two thirds of the window (without the sink, in whole chunks);
+   recordings continue in another file. Returns false otherwise, if the stream should end anyway, if the window is
+   already the smallest, if ranks are processes, or with video input, which would start over. */
 static bool continue_smaller(stream_session *session) {
     carry_pipeline_options *o = &session->pipeline;
     carry_dit_config config;

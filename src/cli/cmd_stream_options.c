@@ -247,8 +247,8 @@ static int refuse_unused(const stream_options *given) {
     return of_page == NULL || given->serve ? CLI_DONE : cli_refuse("--%s needs --serve", of_page);
 }
 
-/* Uses --token, else the first line of --token-file, else CARRY_TOKEN. Other users can see neither the file's
-   content nor the variable. */
+/* Uses --token, else the first line of --token-file, else the variable CARRY_TOKEN. The file and the variable exist
+   because other users can see the arguments of a process. */
 static int take_token(stream_session *session) {
     const stream_options *given = session->options;
     char *text;

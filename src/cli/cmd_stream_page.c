@@ -229,8 +229,8 @@ static carry_status picture_path(const stream_session *session, char path[CARRY_
                                                   : carry_fail(page->ctx, CARRY_ESIZE, "the path of --out is too long");
 }
 
-/* Refuses a folder that has frames of another stream, since the frames could not be distinguished. A restarted stream
-   continues in its own folder. */
+/* Refuses a folder that is not empty, since frames of another stream in it could not be distinguished, unless
+   --overwrite is given. A restarted stream continues in its own folder. */
 static carry_status check_empty(const stream_session *session, carry_ctx *ctx) {
     DIR *folder = opendir(session->options->out);
     if (folder == NULL) {

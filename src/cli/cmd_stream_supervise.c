@@ -1,10 +1,12 @@
-/* carry stream --supervise: runs the same command as a child process, and restarts it when it dies.
+/* carry stream --supervise: runs the same command as a child process, and restarts it when it dies. It is not restarted
+   if it ended by itself before it streamed, if its output lost its reader (SIGPIPE), or after MOST_RESTARTS restarts
+   within a minute.
 
    Rank 0 keeps the state for the next child in a small file, which it replaces when something has changed: the
    current epoch, the number of restarts, its process id, and the controls as JSON. The next child begins with the
-   epoch after that one (a hard cut) and the same prompt. The child has its own process group, so Ctrl-C on the
-   terminal reaches only the supervisor. The supervisor passes it on once, to rank 0 itself, since mpirun would kill
-   its ranks. */
+   epoch after the stored one (a hard cut) and the same prompt. The child has its own process group, so Ctrl-C on the
+   terminal reaches only the supervisor. The supervisor passes it on once: to rank 0 itself, since mpirun would kill
+   its ranks, or as SIGTERM to the child if no rank streams yet. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -224,8 +224,8 @@ static int run_encode(tokenizer_session *d, int count, char **words) {
     return code;
 }
 
-/* Parses numbers from the words, or from standard input without words. Returns their count, or -1 after printing
-   a message. */
+/* Parses token ids: the given words or, if count is 0, all of standard input. Returns the number of ids, or -1
+   after printing a message. */
 static int64_t take_numbers(uint32_t **ids, int count, char **words) {
     size_t length = 0;
     char *input = count == 0 ? cli_read_all(stdin, "standard input", &length) : NULL;

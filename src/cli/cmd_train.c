@@ -223,8 +223,8 @@ static carry_status train_rank(void *user, carry_comm *comm) {
     return status;
 }
 
-/* Without --device, several ranks and models without the delta rule run on the CPU. With "cuda", ranks are assigned
-   to the GPUs in turn. */
+/* Without --device, a training on several ranks, or with --method linear (a model without the delta rule), runs on the
+   CPU. With --device cuda, ranks are assigned to the GPUs in turn. */
 static int choose_device(train_session *session) {
     const bool needs_cpu = cli_ranks() != 1 || strcmp(session->options.method, carry_lm_recurrence_linear.name) == 0;
     const char *text = session->device == NULL && needs_cpu ? "cpu" : session->device;

@@ -52,7 +52,7 @@ void train_store_end(train_session *session, carry_status status, const char *no
 /* Sets hooks that print text or JSON. */
 void train_show_hooks(train_session *session);
 void train_show_end(train_session *session);
-/* Prints where the model is, after a run that was not interrupted. */
+/* Prints where the model is, and the command for the loss curve, after a run that has succeeded. */
 void train_print_end(const train_session *session);
 
 /* Checks the folder of a new run. CLI_IMPOSSIBLE after printing a message if it holds a run, or if it holds other

@@ -80,8 +80,8 @@ static carry_status with_device(carry_ctx *ctx, char out[CARRY_PROBLEM_TEXT], co
     return CARRY_OK;
 }
 
-/* True if the problem's family runs on GPUs. A problem of several ranks moves only with --device: ranks that share
-   one GPU are no faster. */
+/* True if the problem may be given a GPU: its family runs on GPUs. A problem of several ranks also needs --device,
+   since ranks that share one GPU are no faster. */
 static bool may_move(carry_ctx *ctx, const char *text, bool wanted) {
     carry_problem problem;
     const carry_family *family;
@@ -90,8 +90,8 @@ static bool may_move(carry_ctx *ctx, const char *text, bool wanted) {
            family->support.cuda != NULL;
 }
 
-/* Moves problems[index] to the device. A problem that cannot run there stays where it is, or is refused if --device
-   was given. */
+/* Adds the GPU to problems[index] unless it names a device. A problem that cannot run on the GPU is refused if --device
+   was given, else left unchanged. */
 static int move_problem(carry_ctx *ctx, char *text, char **problems, int index, int device, bool wanted) {
     if (strstr(problems[index], ":device=") != NULL) {
         return CLI_DONE;

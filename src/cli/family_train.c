@@ -1,12 +1,14 @@
 /* Training as a problem of the lab. The methods are ways to compute the layers' recurrence, and a run is a whole
-   training. It is here because the lab and training do not depend on each other.
+   training. It is in src/cli because the lab and training do not depend on each other.
 
        train:layers2:hidden64:heads4:state16:t256:b2:steps40:data=docs
 
    A sample is the median time of a step of one training, so disturbances of single steps do not count. The trainings
-   of the methods take turns. Every training of a method is the same to the bit: losses and perplexity are those of
-   the last one, and seedN selects another. The last steps measure how busy the device is and are not timed, since
-   recording slows them. Checkpoints go to a temporary folder. */
+   of the methods take turns. All trainings of a method give the same losses and perplexity, bit for bit; those of the
+   last one are reported. seedN changes the initial weights, the rows and their order. In trainings of more than two
+   steps, the first step is not timed. The last steps (half of them, at most four) measure how busy the device is and,
+   in trainings of more than four steps, are not timed, since recording slows them. Checkpoints go to a temporary
+   folder. */
 #include <dirent.h>
 #include <ftw.h>
 #include <math.h>

@@ -1,5 +1,6 @@
-/* Ctrl-C, SIGTERM and SIGHUP. The first asks the work to stop, and work that checks for it ends cleanly. A waiting
-   thread ends the process if it does not, for example inside one long measurement or while it reads from a pipe. */
+/* Ctrl-C, SIGTERM and SIGHUP. The first signal asks the work to stop, and work that checks for it ends cleanly. If the
+   work does not end, for example inside one long measurement or while it reads from a pipe, a thread that waits for the
+   signal ends the process. */
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>

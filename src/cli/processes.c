@@ -117,8 +117,8 @@ static void kill_rest(int count) {
     }
 }
 
-/* Waits for all ranks and returns the worst exit code. Reports ranks ended by a signal, since those print no message
-   themselves. */
+/* Waits for all ranks and returns the worst exit code. Ranks that do not end within `patience` seconds after the first
+   failure are killed. Reports ranks ended by a signal, since those print no message themselves. */
 static int wait_for(int count, double patience) {
     int worst = CLI_DONE;
     double until = 0.0;

@@ -1,8 +1,8 @@
 /* Detects the ranks and runs work on them.
 
    Open MPI's mpirun, MPICH's and Intel's mpiexec (PMI), PMIx, and Slurm's srun each have their own variables for
-   "rank r of n". For Slurm, a step must exist: a batch script that has not started one yet has the number of tasks
-   as well. */
+   "rank r of n". Slurm's variables count only within a step: Slurm also sets the number of tasks in a batch script,
+   outside any step. */
 #include "cli/ranks.h"
 
 #include <limits.h>
@@ -79,8 +79,9 @@ static void set_agreement(int count, char **arguments) {
     (void)snprintf(agreement + used, sizeof agreement - used, "#%08x", sum);
 }
 
-/* Other launchers' variables may be left over from a batch script. Carry's own are set for this process only, and
-   its other ranks would wait for it in vain if it ran alone. */
+/* True if CARRY_MEET is set but CARRY_RANK and CARRY_RANKS do not describe a rank. This is refused and not ignored:
+   the other ranks would wait for this process in vain if it ran alone. Invalid variables of other launchers are
+   ignored, since they may be left over from a batch script. */
 static bool is_misplaced(void) {
     return getenv("CARRY_MEET") != NULL && !launch.meets;
 }
@@ -243,8 +244,8 @@ static carry_status on_threads(const cli_common *common, const carry_comm_option
     return status;
 }
 
-/* Refuses a communicator of the wrong size: under a launcher of another MPI, every process is alone in its own
-   world. */
+/* Refuses a communicator whose size differs from the launcher's: under the launcher of another MPI, every process is
+   alone in its own MPI_COMM_WORLD. */
 static carry_status check_size(carry_ctx *ctx, const carry_comm *comm) {
     if (cli_process_rank() < 0 || launch.size == 0 || carry_comm_size(comm) == launch.size) {
         return CARRY_OK;

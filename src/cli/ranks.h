@@ -1,5 +1,5 @@
-/* The ranks that a verb runs on, detected without an option: this process alone; its threads (carry --ranks N); or
-   the processes, including this one, that mpirun, srun or carry --processes N started. */
+/* The ranks that a verb runs on: this process alone; its threads (carry --ranks N); or the processes, including this
+   one, that mpirun, srun or carry --processes N started, which are detected from environment variables. */
 #ifndef CARRY_CLI_RANKS_H
 #define CARRY_CLI_RANKS_H
 
@@ -30,12 +30,12 @@ void cli_set_ranks(int ranks); /* sets the value of --ranks */
 /* Starts this program again as `processes` processes, with these arguments and a folder through which they connect,
    and waits for them. Returns the worst of their exit codes. */
 int cli_processes_run(int processes, char **arguments);
-/* Checks --processes in a process that is itself a rank: accepted if carry --processes started it, refused under
-   another launcher. */
+/* Checks --processes in a process that is itself a rank: accepted if carry --processes started it with the same number,
+   refused otherwise. */
 int cli_processes_check(int processes);
 
-/* Number of threads for a rank's context: its share of the machine or, if the ranks are threads, of --threads. 0:
-   all. */
+/* Number of threads for a rank's context; 0: all cores. Without --threads, a rank gets its share of the machine's
+   cores. With --threads N, a process gets N threads; ranks that are threads share the N. */
 int cli_threads_of_rank(const cli_common *common, int rank);
 
 /* Checks that this verb runs on these ranks in this build. Returns CLI_DONE, or CLI_IMPOSSIBLE after printing a
@@ -44,9 +44,9 @@ int cli_ranks_check(const cli_verb *verb);
 /* "WHAT does not run on ranks: bench does". */
 int cli_refuse_ranks(const char *what);
 
-/* Refuses problems of more ranks than there are (lab/collective.h) and, unless `each` is true, problems of one rank
-   on several. Text that is not a problem is refused when it is opened. Returns CLI_DONE, or CLI_IMPOSSIBLE after
-   printing a message. */
+/* With several ranks, refuses problems of more ranks than there are (bench/collective.h) and, unless `each` is true,
+   problems of one rank. With one rank, refuses nothing: threads are started for problems that need more. Text that is
+   not a problem is refused later, when it is opened. Returns CLI_DONE, or CLI_IMPOSSIBLE after printing a message. */
 int cli_ranks_problems(const char *verb, int count, char *const *problems, bool each);
 
 /* Runs `work` in every rank, with a communicator whose context is the rank's; only rank 0 prints results. Errors
@@ -54,8 +54,8 @@ int cli_ranks_problems(const char *verb, int count, char *const *problems, bool 
    printed. */
 carry_status cli_on_ranks(const cli_common *common, carry_comm_function work, void *user);
 
-/* Call it last in main. A launcher kills all processes when one has failed, so failed ranks above 0 wait until rank
-   0 has printed the reason. */
+/* Call it last in main. A launcher kills all processes when one has failed, so failed ranks above 0 wait 0.3 seconds in
+   which rank 0 prints the reason. */
 int cli_ranks_leave(int code);
 
 #endif

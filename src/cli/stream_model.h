@@ -13,9 +13,10 @@ typedef struct stream_model {
     carry_dit_config config;
 } stream_model;
 
-/* folder: a folder with config.json and weights; or a diffusers pipeline with transformer, text_encoder, tokenizer
-   and vae; or a single file of weights with those beside it. config: the name of a known shape, for random weights.
-   Both NULL: the model that comes with carry, or CARRY_EUNSUPPORTED if it is not installed. */
+/* folder: a folder with config.json and weights, or of a training run; or a diffusers pipeline with transformer,
+   text_encoder, tokenizer and vae; or a single file of weights with text_encoder and vae beside it. config: the name of
+   a known shape, for random weights; folder is then ignored. Both NULL: the model that comes with carry, or
+   CARRY_EUNSUPPORTED if it is not found. */
 carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char *folder, const char *config);
 
 /* Pipeline options with the model and its chunk, window, sink and shift, or their defaults. The result points into

@@ -10,9 +10,9 @@
 
 #define CLI_WIKITEXT "CARRY_WIKITEXT"
 
-/* Finds the folder or file: $CARRY_WIKITEXT, else data/wikitext-103 in the working folder, else docs of the source
-   tree (*instead is then true). CARRY_ENOTFOUND if the variable names a missing path, CARRY_EUNSUPPORTED if no text
-   is found. */
+/* Finds the folder or file: $CARRY_WIKITEXT, else data/wikitext-103 in the working folder, else the folder docs there
+   or among the files that come with the program (*instead is then true). CARRY_ENOTFOUND if the variable names a
+   missing path, CARRY_EUNSUPPORTED if no text is found. */
 carry_status cli_wikitext(carry_ctx *ctx, char path[CARRY_FILE_PATH], bool *instead);
 
 #endif

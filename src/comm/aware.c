@@ -1,5 +1,6 @@
 /* GPU memory through an MPI that accepts GPU pointers (CUDA-aware, mostly through UCX): between machines, without
-   further copies. MPI is asked whether it accepts them; if it cannot be asked, set CARRY_MPI_CUDA to 1 or 0.
+   further copies. MPI is asked whether it accepts them; CARRY_MPI_CUDA=1 or 0 replaces the answer, for an MPI that
+   cannot be asked.
 
    MPI does not know streams: a message starts when the work before it in the stream has finished, and is complete
    when its bytes have arrived. */

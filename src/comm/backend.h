@@ -1,6 +1,6 @@
 /* The table of communicator kinds. Each kind is one const struct: a way to move bytes between all ranks of a run.
-   table.c is the only list. Subsets of the ranks, collectives, deadlines and error messages are written once above
-   it (comm.c, collectives.c). */
+   table.c is the only list. Subsets of the ranks, collectives, deadlines and error messages are implemented once for
+   all kinds (comm.c, collectives.c). */
 #ifndef CARRY_COMM_BACKEND_H
 #define CARRY_COMM_BACKEND_H
 

@@ -1,11 +1,13 @@
 /* Collectives, written once over messages.
 
-   A barrier uses rounds of doubling distance, a broadcast a binomial tree. The others are one exchange between all
-   pairs of ranks: every byte is sent once, and nothing is forwarded. In a reduction each rank reduces one slice, in
-   the order of ranks; an all-reduce then gathers the slices. Each of P ranks sends 2 n (P - 1) / P elements, as in a
-   ring. Small pieces (SMALL) are gathered in rounds of doubling distance instead, with log2 P messages per rank. A
-   small reduction gathers all data, and every rank adds it up itself: a thousand ranks compare a word in ten
-   messages. A kind for GPU memory may implement collectives itself. */
+   A barrier uses rounds of doubling distance, a broadcast a binomial tree. The other collectives are one exchange
+   between all pairs of ranks: every byte is sent once, and nothing is forwarded. In a reduction each rank reduces one
+   slice, in the order of ranks; an all-reduce of n elements then gathers the slices: each of P ranks sends
+   2 n (P - 1) / P elements, as in a ring.
+   With more than two ranks, small pieces in CPU memory (together at most SMALL bytes) are gathered in rounds of
+   doubling distance instead: a rank sends log2 P messages, rounded up. A small all-reduce gathers the data of all
+   ranks, and every rank reduces it: among a thousand ranks, each sends ten messages.
+   A communicator kind for GPU memory may implement collectives itself (`collect` in backend.h). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,8 +29,8 @@ typedef struct layout {
     int size;
 } layout;
 
-/* The first element of a rank's slice of count elements. Slices differ by at most one element. Written so because
-   count * rank could overflow. */
+/* The first element of a rank's slice of count elements. The sizes of slices differ by at most one. Not computed as
+   count * rank / size, since count * rank could overflow. */
 static int64_t slice_begin(int64_t count, int rank, int size) {
     const int64_t each = count / size, rest = count % size;
     return each * rank + (rank < rest ? rank : rest);
@@ -168,8 +170,8 @@ static carry_status grow_scratch(carry_comm *comm, size_t bytes) {
     return CARRY_OK;
 }
 
-/* out = the reduction, in the order of ranks, of this rank's part of every rank's `all`. out may be inside this
-   rank's own part. */
+/* Reduces this rank's part of `all` over all ranks, in the order of ranks, and writes the result to `out`, which may be
+   inside this rank's part. */
 static carry_status reduce_part(carry_comm *comm, const char *operation, void *out, const char *all,
                                 const layout *parts, size_t element, carry_dtype type, carry_reduce reduce) {
     const size_t bytes = part_bytes(parts, comm->rank);
@@ -225,8 +227,9 @@ static carry_status gather_small(carry_comm *comm, const char *operation, char *
     return CARRY_OK;
 }
 
-/* Every rank adds up the data of all ranks in the order of ranks. The tag is that of reductions which are not small: a
-   rank that has more elements then sees the difference at once, and does not wait. */
+/* Every rank reduces the data of all ranks in the order of ranks. Large reductions use the same tag: if the ranks
+   disagree about the number of elements, and one calls a small and another a large reduction, the messages match and
+   the wrong size is detected at once instead of at the deadline. */
 static carry_status reduce_small(carry_comm *comm, const char *operation, void *data, int64_t count, size_t element,
                                  carry_dtype type, carry_reduce reduce) {
     const size_t bytes = (size_t)count * element;

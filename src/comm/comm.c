@@ -53,8 +53,8 @@ static bool is_open(const carry_request *request) {
     return request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY;
 }
 
-/* Ends the communicator before the request is cancelled: a peer that arrives late must not match the next message
-   with this one. */
+/* Ends the communicator before it cancels the request: otherwise a late peer could match a later message of this rank
+   with its part of this one. */
 static carry_status time_out(carry_comm *comm, carry_request *request, const carry_deadline *deadline) {
     char peer[24];
     const carry_status status =

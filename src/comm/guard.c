@@ -1,6 +1,6 @@
-/* A call has a number, which is odd while the call lasts. The thread checks twice a second and counts checks, not
-   seconds: after a process was stopped or the machine suspended, the first check finds the call far beyond `until`,
-   but the call goes on before the next check. */
+/* A call has a number, which is odd while the call lasts. The thread checks twice a second and ends the process after
+   LOOKS checks in a row that find the same call past `until`. Time alone would not do: after the process was stopped or
+   the machine suspended, the first check finds the call far past `until`, but the call may return before the next. */
 #include "comm/guard.h"
 
 #include <pthread.h>

@@ -260,8 +260,8 @@ static void complete(carry_wire *wire, carry_request *request, const MPI_Status 
     }
 }
 
-/* Time until which a request that is given up is waited for. After the end, all such requests share one period,
-   since a chain has a message for each of its blocks. */
+/* Returns the time until which this rank waits for a cancelled request to finish. After the communicator has ended, all
+   such requests share one period of PARTING seconds, since a program may have posted many of them. */
 static double patience(const carry_wire *wire) {
     line *l = wire->state;
     const double now = carry_seconds();

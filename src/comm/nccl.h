@@ -1,5 +1,5 @@
-/* Shared by the files of the backend "nccl": NCCL's functions, found at run time, and the state of a wire. It needs
-   the headers of CUDA and NCCL, so only those files include it. */
+/* Shared by the files of the backend "nccl": NCCL's functions, found at run time, and the state of a carry_wire
+   (backend.h). It needs the headers of CUDA and NCCL, so only those files include it. */
 #ifndef CARRY_COMM_NCCL_H
 #define CARRY_COMM_NCCL_H
 

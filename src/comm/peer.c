@@ -1,7 +1,7 @@
 /* Threads of one process that share a GPU, or have one each. The receiver copies from the sender's memory into its
    own, on its own stream, after the sender's earlier work and before the sender's next use of that memory. The CPU
-   matches the two and orders their streams by events. It does not wait for the GPU, so a message is done when its
-   copy is in the streams.
+   matches sends with receives and orders the two streams by events. It does not wait for the GPU, so a message is done
+   when its copy has been enqueued.
 
        sender                                  receiver
        record `ready`, send address and events

@@ -26,7 +26,8 @@ carry_status carry_ranks_run(carry_ctx *ctx, int size, carry_rank_function funct
 carry_status carry_ranks_run_told(carry_ctx *ctx, int size, carry_rank_function function, void *user, int *failed);
 
 /* An object that all ranks of a run share. The first rank that asks makes it, `leave` is called for every rank that
-   returns, and it is freed after all have. A run has one. NULL if memory runs out or the run has a different one. */
+   returns, and the object is freed after all ranks have returned. A run can have only one: carry_rank_share returns
+   NULL if the run already has an object of another kind, or if memory runs out. */
 typedef struct carry_rank_shared {
     void *(*make)(int size);
     void (*leave)(void *shared, int rank);

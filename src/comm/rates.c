@@ -1,5 +1,6 @@
-/* Measures latency and bandwidth by ping-pong: between neighbours, first on one side, then on the other; then
-   between ranks that are 2, 4, 8, ... apart. All pairs play at once, as the ranks of a chain do. */
+/* Measures latency and bandwidth by ping-pong: between neighbours, first on one side, then on the other; then between
+   ranks that are 2, 4, 8, ... apart. All pairs of one side or distance exchange messages at the same time, as the ranks
+   of a chain do. */
 #include "comm/rates.h"
 
 #include <math.h>
@@ -109,8 +110,9 @@ static carry_status measure_relay(carry_comm *comm, char *data, double *overhead
     return CARRY_OK;
 }
 
-/* Seconds of a small and of a large message. slowest: of the slowest pair, then of the fastest pair negated; sum:
-   over all pairs. */
+/* Measures the seconds of a small and of a large message between neighbours. slowest: the largest times over all pairs,
+   small then large, and the negatives of the smallest times, small then large, so that one maximum over the ranks finds
+   all four. sum: the times summed over all pairs, small then large. */
 static carry_status measure(carry_comm *comm, char *data, double slowest[4], double sum[2]) {
     for (int side = 0; side < 2; side++) {
         const bool serves = comm->rank % 2 == side;
@@ -139,8 +141,8 @@ static double bandwidth_of(double small, double large) {
     return (double)LARGE / (large - small > 0.1 * large ? large - small : large);
 }
 
-/* Measures ranks that are 2^i apart, first on one side and then on the other, as for neighbours. Some of them may be
-   on one machine and others not. */
+/* Measures pairs of ranks that are 2^i apart, each rank first with the peer on one side, then on the other. Some
+   pairs may share a machine and others not, so the largest times are kept. */
 static carry_status measure_far(carry_comm *comm, char *data, carry_comm_rates *rates) {
     double times[CARRY_COMM_FAR][2] = {{rates->latency, (double)LARGE / rates->bandwidth + rates->latency}};
     for (int i = 1, distance = 2; i < CARRY_COMM_FAR && distance < comm->size; i++, distance *= 2) {

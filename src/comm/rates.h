@@ -1,5 +1,5 @@
-/* Internal functions of communicators: measured rates, requests that are waited for in steps or cancelled, and
-   refusing collectives for a while. */
+/* Internal functions of communicators: measured latency and bandwidth, waiting for a request in steps, cancelling
+   requests, and disabling collectives temporarily. */
 #ifndef CARRY_COMM_RATES_H
 #define CARRY_COMM_RATES_H
 

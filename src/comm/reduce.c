@@ -12,7 +12,7 @@ static float bf16_value(uint16_t x) {
     return value;
 }
 
-/* Rounds to nearest, ties to even. NaN keeps its upper half and stays NaN. There are no branches, so that the
+/* Rounds to nearest, ties to even. A NaN keeps its upper 16 bits and becomes quiet. There are no branches, so that the
    compiler can vectorise loops. */
 static uint16_t bf16_bits(float x) {
     uint32_t bits;

@@ -1,6 +1,6 @@
 /* Communicators for device memory that are opened over another communicator and use its messages of host memory:
-   "peer" sends addresses and events, "ipc" names of memory that processes can open, and "staged" the bytes
-   themselves through pinned memory.
+   "peer" sends addresses and events, "ipc" names of memory that processes can open, "staged" the bytes themselves
+   through pinned memory, and "mpi-gpu" passes GPU addresses to an MPI that accepts them.
 
    A request is an item of a list, in the order of posting, and stays there until the host messages behind it are
    done. A rank that waits advances all items, so that two ranks that wait for each other's acknowledgement both make
@@ -38,7 +38,7 @@ typedef struct carry_relay_item {
     int peer, tag;
     bool sends;
     carry_stream *stream;
-    int stage;                  /* state of the way, from 0 */
+    int stage;                  /* progress, from 0, as an enum in the way's file (ipc.c, ...); below 0: over */
     carry_request forth, back;  /* on the communicators `forth` and `back` */
     carry_relay_words words;    /* sent or received */
     carry_relay_piece piece;    /* sent or received */
@@ -59,9 +59,10 @@ typedef struct carry_relay {
     carry_relay_item *first, *spare;
 } carry_relay;
 
-/* A way advances an item: `moved` is false while the item must wait for something. It sets the request's state
-   through carry_relay_done or carry_relay_fail. It is called again until `moved` is false or the item is over
-   (`stage` below 0). */
+/* One way to move device memory, such as "peer". post starts an item. advance does the next part of its work: *moved
+   is set to true if the item made progress, and stays false if it must wait. advance is then called again until *moved
+   stays false or the item is over (stage below 0). Both set the request's state with carry_relay_settle; if either
+   returns an error, the request fails. */
 typedef struct carry_relay_way {
     carry_status (*post)(carry_relay *relay, carry_relay_item *item);
     carry_status (*advance)(carry_relay *relay, carry_relay_item *item, bool *moved);

@@ -1,6 +1,6 @@
-/* Splitting: all ranks exchange colour and key, and each computes its part. The number of the new group is one above
-   the highest that any of the ranks has used, so it is new to all of them. Parts of different colours share no rank
-   and may share the number. */
+/* Splitting: all ranks exchange colour and key, and each computes its part. A part has a group number, which is sent
+   with the tag of every message (CARRY_GROUP_BITS). It is one above the highest that any of the ranks has used, so it
+   is new to all of them. Parts of different colours share no rank and may share the number. */
 #include <stdlib.h>
 
 #include "comm/backend.h"

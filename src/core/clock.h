@@ -7,9 +7,9 @@ double carry_seconds(void); /* since an arbitrary start; never goes back */
 /* Processor time of this thread; other programs do not affect it. */
 double carry_thread_seconds(void);
 
-/* Sizes and times of measurements of the machine. Under gcc's sanitizers the results mean nothing, and full
-   measurements took a second of processor time or more in every context and program, so smaller sizes are used
-   there. */
+/* A size or time of a measurement of the machine. Under gcc's address or thread sanitizer it is `sanitized`, which is
+   smaller: measured rates mean nothing under a sanitizer, and a full measurement takes a second of processor time or
+   more in every context and program. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CARRY_MEASURED(usual, sanitized) (sanitized)
 #else

@@ -38,8 +38,8 @@ struct carry_ctx {
         void (*free)(void *data);
     } slots[CARRY_SLOT_COUNT];
     struct carry_stream *streams[CARRY_CTX_STREAMS]; /* by device; borrowed */
-    /* Buffer of products that run in blocks of a fixed number of rows (ops/linear.h); borrowed. NULL: any number of
-       rows. */
+    /* Memory set by carry_fixed_rows_set (ops/linear.h), borrowed: matrix products are then computed in blocks of a
+       fixed number of rows. NULL: in blocks of any size. */
     void *fixed_rows;
     size_t fixed_rows_bytes;
     carry_status error_status;

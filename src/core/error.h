@@ -1,6 +1,9 @@
 /* Failing with an error message. carry_fail stores status, source line and message in the context and returns the
-   status, so that an error takes one line: return carry_fail(ctx, CARRY_ESHAPE, "b has %lld steps and A has %lld",
-   ...); The status is evaluated twice, the second time after formatting: if it depends on errno, copy errno first. */
+   status, so that an error takes one statement:
+
+       return carry_fail(ctx, CARRY_ESHAPE, "b has %lld steps and A has %lld", ...);
+
+   The status is evaluated twice, the second time after formatting: if it depends on errno, copy errno first. */
 #ifndef CARRY_CORE_ERROR_H
 #define CARRY_CORE_ERROR_H
 

@@ -24,8 +24,8 @@ carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const 
    leaves the old file or the new one. Missing folders are made. */
 carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *bytes, size_t length);
 
-/* The same for data that comes in pieces. A successful begin must be followed by commit or abandon. A failed write
-   abandons the file, and all later calls fail. The path is borrowed until then. */
+/* The same for data that comes in pieces. A successful begin must be followed by commit or abandon; the path is
+   borrowed until then. A failed write abandons the file, and later writes and the commit fail. */
 typedef struct carry_file_writing {
     const char *path;
     int file; /* -1: abandoned */

@@ -1,9 +1,9 @@
 /* XXH64 (Yann Collet's xxHash, 64 bits): detects damaged or different data. It is not a signature: an attacker can make
    two texts with the same hash.
 
-   Why not CRC-32C, which core has too: models and states are identified by their hash alone, and 32 bits collide among
-   some ten thousand of them. Why not a cryptographic hash: XXH64 reads about 8 bytes a nanosecond on one core without
-   special instructions, so a model of 1.5 GB is hashed in a fraction of a second. */
+   Why not CRC-32C, which core has too: models and states are identified by their hash alone, and among ten thousand
+   hashes of 32 bits, two are equal with a probability of 1%. Why not a cryptographic hash: XXH64 reads about 8 bytes
+   a nanosecond on one core without special instructions, so a model of 1.5 GB is hashed in a fraction of a second. */
 #ifndef CARRY_CORE_HASH_H
 #define CARRY_CORE_HASH_H
 

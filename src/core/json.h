@@ -1,10 +1,10 @@
 /* JSON (RFC 8259), read as a whole: config.json, model.safetensors.index.json, tokenizer.json, the header of a
-   safetensors file.
+   safetensors file. Inside an array or object, Infinity (but not -Infinity) is a number too.
 
    The text is borrowed while it is read and not needed afterwards. Nodes and strings are in one block, so a document
    is freed at once. Strings are UTF-8 with escapes decoded (surrogates joined) and a 0 after their end. They may
-   contain zeros, so use their length. Depth, number of nodes and size are bounded: a hostile text costs about a
-   hundred bytes of memory for each of its own. */
+   contain zeros, so use their length. Depth, number of nodes and size are bounded: a hostile text costs at most
+   about a hundred bytes of memory per byte of text. */
 #ifndef CARRY_JSON_H
 #define CARRY_JSON_H
 

@@ -24,8 +24,8 @@ void carry_json_begin(carry_json_text *text, const char *key, char bracket);
 void carry_json_end(carry_json_text *text, char bracket);
 /* Writes the comma before an element or member if one is needed, and its key unless that is NULL. */
 void carry_json_add_key(carry_json_text *text, const char *key);
-/* Each adds one element or member. A NULL text, and a number that is not finite, are written as null. Numbers have
-   at most 15 digits. */
+/* Each adds one element or member. A NULL text, and a number that is not finite, are written as null. add_number writes
+   at most 15 significant digits, add_integer all digits. */
 void carry_json_add_text(carry_json_text *text, const char *key, const char *value);
 void carry_json_add_number(carry_json_text *text, const char *key, double value);
 void carry_json_add_integer(carry_json_text *text, const char *key, int64_t value);
@@ -41,7 +41,8 @@ void carry_json_put_string(carry_json_text *text, const char *string);
 void carry_json_put_bytes(carry_json_text *text, const char *bytes, size_t length); /* the bytes may contain zeros */
 /* The same, followed by a colon. */
 void carry_json_put_key(carry_json_text *text, const char *key);
-/* Writes the shortest decimal that reads back as the same double, with a point or an exponent as Python does. */
+/* Writes the shortest decimal that reads back as the same double, with a point or an exponent as Python does, and
+   infinity as Infinity, which carry_json_parse reads inside an array or object; -infinity and NaN as null. */
 void carry_json_put_double(carry_json_text *text, double value);
 
 #endif

@@ -1,6 +1,6 @@
-/* The operator that this thread is executing, for GPU profiles: a launch is attributed to its name and to the source
-   line that entered it. It is set when an operator is entered and never reset, since nothing is launched between
-   operators. */
+/* The operator that this thread is executing, for GPU profiles: a kernel launch is attributed to the name of the
+   operator and to the source line that called carry_launching_set. The operator is set when it is entered and never
+   reset, since nothing is launched between operators. */
 #ifndef CARRY_CORE_LAUNCHING_H
 #define CARRY_CORE_LAUNCHING_H
 

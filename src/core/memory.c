@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Blocks of LARGE_BLOCK bytes and more use pages of 2 MiB: otherwise every row needs its own TLB entry where rows
-   are a page apart, as those of one head are. */
+/* Blocks of LARGE_BLOCK bytes and more are aligned to 2 MiB and ask Linux for pages of that size. With small pages,
+   rows that are a page or more apart, such as the tokens of one head, need a TLB entry each. */
 #define LARGE_PAGE ((size_t)1 << 21)
 #define LARGE_BLOCK ((size_t)1 << 23)
 

@@ -2,8 +2,8 @@
 
    Sizes come from files and command lines: every product goes through these functions before it is allocated, mapped
    or compared. An arena hands out aligned pieces of a block that the caller owns. An arena over NULL only counts, so
-   the same code computes the size of a workspace and divides it. It never reads or writes the block, which may be
-   GPU memory: an alignment of 64 bytes is enough for the widest access there. */
+   the same code computes the size of a workspace and divides it. An arena never reads or writes its block, which may
+   be GPU memory: an alignment of 64 bytes is enough for the widest access of a GPU. */
 #ifndef CARRY_CORE_MEMORY_H
 #define CARRY_CORE_MEMORY_H
 
@@ -17,7 +17,8 @@ extern "C" {
 
 #define CARRY_ALIGN 64
 
-/* Return false and leave *result unchanged if the true result does not fit or a factor is negative. */
+/* Return false and leave *result unchanged if the true result does not fit in size_t (product: in ptrdiff_t) or a
+   factor is negative. */
 bool carry_size_mul(size_t *result, size_t a, size_t b);
 bool carry_size_add(size_t *result, size_t a, size_t b);
 bool carry_size_product(size_t *result, const int64_t *factors, int count, size_t unit);
@@ -26,7 +27,7 @@ typedef struct carry_arena {
     unsigned char *base; /* NULL: count only */
     size_t size;         /* of base */
     size_t used;
-    bool overflowed; /* some request did not fit into size_t, or into size */
+    bool overflowed; /* some request did not fit into ptrdiff_t, or into size */
 } carry_arena;
 
 /* An arena over a caller's block; the first piece starts at the first aligned address inside it. */

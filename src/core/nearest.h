@@ -29,8 +29,8 @@ const char *carry_nearest_hint(char hint[CARRY_NEAREST_HINT], const carry_neares
 /* Returns the hint for a word that should be one of names, a list that ends with NULL. */
 const char *carry_nearest_among(char hint[CARRY_NEAREST_HINT], const char *word, const char *const *names);
 
-/* The number of insertions, deletions, replacements and swaps of neighbours that turn one word into the other. Words
-   of CARRY_NEAREST_WORD letters or more have the largest distance. */
+/* The smallest number of insertions, deletions, replacements and swaps of adjacent letters that turn one word into the
+   other; INT_MAX if either has CARRY_NEAREST_WORD letters or more. */
 int carry_edit_distance(const char *a, const char *b);
 
 #endif

@@ -1,4 +1,5 @@
-/* Random numbers by counter, after Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
+/* Counter-based random numbers: Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
+   1, 2, 3" (2011).
 
    Elements 4i..4i+3 of a stream come from counter (stream, i), so any thread can make any part. */
 #include "core/rng.h"

@@ -5,9 +5,10 @@
 
 #include "carry/context.h"
 
-/* Copies a struct that the caller filled to `own`, which has own_size bytes. If given is NULL, all fields are zero.
-   If it is smaller, the missing fields are zero. If it is larger, CARRY_EUNSUPPORTED unless the bytes beyond
-   own_size are zero. Size 0: CARRY_EARGUMENT. */
+/* Copies a struct that the caller filled to `own`, which has own_size bytes, and sets the size in `own` to own_size.
+   If given is NULL, all other fields are zero. If it is smaller, the missing fields are zero. If it is larger,
+   CARRY_EUNSUPPORTED unless the bytes beyond own_size are zero. CARRY_EARGUMENT if its size is below sizeof(size_t), as
+   0 is, or above 65536. */
 carry_status carry_sized_read(carry_ctx *ctx, void *own, size_t own_size, const void *given, const char *type);
 /* Copies `own` to a struct of the caller, up to the size given in that struct; bytes beyond own_size become zero. */
 carry_status carry_sized_write(carry_ctx *ctx, void *given, const void *own, size_t own_size, const char *type);

@@ -1,5 +1,5 @@
 /* Recorders and their tracks. A track has one writer at a time: the thread that uses the context, or a thread of its
-   pool. carry_worker tells which of them a thread is. */
+   pool. A thread finds its track by its number, carry_worker. */
 #include "core/span.h"
 
 #include <fcntl.h>

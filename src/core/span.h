@@ -3,14 +3,15 @@
        static void sweep_up(...) {
            CARRY_SPAN(ctx, "scan", "sweep up");   until the end of this scope, early returns included
            ...
-           carry_span_work(ctx, flops, tokens);   adds the work of the innermost span of this thread
+           carry_span_work(ctx, flops, tokens);   adds to the work of the innermost span of this thread
        }
 
-   Without a recorder a span costs one branch on a pointer in the context. With one, each thread of the context
-   writes to its own track, which was allocated when the recorder was attached: nothing is locked and nothing grows.
-   A track keeps two things. Sums by source line (calls, total and self time, flops, tokens) are exact however long a
-   run is. Events, for a timeline, are kept until the track is full; the rest are dropped and counted. The last part
-   of a track is reserved for outer spans, so that the outline of a long run is complete.
+   Without a recorder a span costs one branch on a pointer in the context. With one, each thread of the context writes
+   to its own track, which was allocated when the recorder was attached: nothing is locked and nothing grows. A track
+   keeps two things. Sums by source line (calls, total and self time, flops, tokens) are exact however long a run is,
+   for up to CARRY_SPAN_SITES source lines and CARRY_SPAN_DEPTH nested spans. Events, for a timeline, are kept until the
+   track is full; the rest are dropped and counted. The last part of a track is reserved for outer spans, so that the
+   outline of a long run is complete.
 
    A recorder may serve several contexts at once, such as the ranks of one process. Read it only while they are idle. */
 #ifndef CARRY_CORE_SPAN_H
@@ -75,7 +76,8 @@ typedef struct carry_track {
 
 typedef struct carry_recorder carry_recorder;
 
-/* events: the number kept per thread. 0: 20,000, or fewer if there are more than 8 cores; 160,000 in all. */
+/* events: the number kept per thread. 0: 20,000, or fewer if there are more than 8 cores. 160,000 in all; threads after
+   that keep 64 each. */
 carry_status carry_recorder_new(carry_ctx *ctx, carry_recorder **recorder, int64_t events);
 /* Free it after the contexts that it was attached to. */
 void carry_recorder_free(carry_recorder *recorder);
@@ -154,7 +156,7 @@ static inline void carry_count(carry_ctx *ctx, const char *counter, double value
 /* For a phase that is not a scope: CARRY_SPAN_BEGIN(track, ...) declares track, and carry_span_end(&track) ends the
    span. No return or jump may leave the code between them. */
 #define CARRY_SPAN_BEGIN(track, ctx, category, name) CARRY_SPAN_BEGIN_AT_(track, ctx, category, name, __LINE__)
-/* The initialiser of a site, for such a table entry. */
+/* The initialiser of a site that is stored in a table entry (CARRY_SPAN_OF). */
 #define CARRY_SPAN_SITE(category, name) \
     { category, name, __FILE__, __LINE__ }
 

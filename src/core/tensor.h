@@ -25,8 +25,9 @@ carry_tensor carry_arena_tensor(carry_arena *arena, int device, carry_dtype dtyp
 /* True if the indices from `from` on are packed, the last one fastest. Indices of extent 1 may have any stride. */
 bool carry_tensor_is_packed(const carry_tensor *tensor, int from);
 
-/* True if no two elements overlap, so that each can be written once. The indices from `from` on must be packed. The
-   others are taken in the order of their strides: each stride must be larger than the range of all smaller ones. */
+/* True if the strides guarantee that no two elements overlap, so that each can be written once. The indices from `from`
+   on must be packed. The others are taken in the order of their strides: each stride must be larger than the distance
+   between the first and last element over all indices with smaller strides. */
 bool carry_tensor_is_apart(const carry_tensor *tensor, int from);
 
 /* Fails with a message that contains `name` unless the tensor has the given shape, a pointer, and the alignment of

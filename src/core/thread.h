@@ -4,8 +4,9 @@
 
 #include <pthread.h>
 
-/* Starts a thread that blocks all signals except faults. Signals are handled by the program's own threads, and
-   SIGPIPE and SIGXFSZ become errors of the call. Returns 0 or an error number, as pthread_create does. */
+/* Starts a thread that blocks all signals except faults, so that the program's own threads handle them. A write of this
+   thread that would raise SIGPIPE or SIGXFSZ only returns an error. Returns 0 or an error number, as pthread_create
+   does. */
 int carry_thread_start(pthread_t *thread, void *(*run)(void *argument), void *argument);
 
 #endif

@@ -62,8 +62,8 @@ static void relax(void) {
 
 /* While a task runs on x86, subnormal f32 numbers count as zero: otherwise a long product of decays spends a hundred
    cycles on each of its subnormal entries (dense chunkwise scan, n = 64, T = 4096, 16 threads: 29.9 ms against 4.0).
-   The caller's mode is restored afterwards. ARM has no such penalty. Processors exempt conversions from and to f16;
-   qemu 7.2 does not, so tools/check runs tests there without it (CARRY_KEEP_SUBNORMALS). */
+   The caller's mode is restored afterwards. ARM has no such penalty. Processors exempt conversions from and to f16 from
+   this mode; qemu 7.2 does not, so tools/check builds without it for qemu (CARRY_KEEP_SUBNORMALS). */
 static unsigned flush_subnormals(void) {
 #if defined(__x86_64__) && !defined(CARRY_KEEP_SUBNORMALS)
     const unsigned flush_and_treat_as_zero = 0x8040u;
@@ -87,8 +87,8 @@ static int64_t pieces_of(const carry_pool *pool, int64_t items) {
     return items / pool->grain + (items % pool->grain != 0);
 }
 
-/* Runs a piece and records it on the worker's own track, together with the number of pieces left. The caller's
-   pieces are inside its own span. */
+/* Runs a piece and records the number of pieces left. A piece on another thread than the caller's is also recorded as
+   a span on that thread's track; the caller's pieces are part of the caller's open span. */
 static void record_piece(carry_pool *pool, int64_t begin, int64_t end, int index) {
     static const carry_span_site nameless = {"threads", "piece", __FILE__, __LINE__};
     carry_ctx *ctx = pool->recorded;

@@ -1,7 +1,7 @@
 /* The context's threads: a fixed pool that splits a range of independent items.
 
    Why not OpenMP: a context owns its threads, so ranks that are threads of one process each have their own; the thread
-   sanitizer understands it; and it does not meet a second OpenMP runtime inside a Python process. */
+   sanitizer understands the pool; and it cannot conflict with another OpenMP runtime inside a Python process. */
 #ifndef CARRY_CORE_THREADS_H
 #define CARRY_CORE_THREADS_H
 

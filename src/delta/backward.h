@@ -57,15 +57,16 @@ typedef struct carry_delta_back_unit {
     bool pauses; /* it runs in the calling thread */
 } carry_delta_back_unit;
 
-/* backward_chunk.c: processes the chunk of tokens t..t+tokens-1. dS of its value heads turns from the gradient of the
-   state that leaves into that of the state that enters. */
+/* backward_chunk.c: processes the chunk of tokens t..t+tokens-1. Replaces dS of the unit's value heads, the gradient of
+   the state that leaves the chunk, by the gradient of the state that enters it. */
 void carry_delta_back_chunk(const carry_delta_back_unit *unit, int64_t t, int64_t tokens);
 
-/* backward_terms.c, products by terms:
-   load packs the panels of dO and the factors; solve computes dR before the triangular solve; spread computes products
-   with dR, dO and V' and returns the set of those it computed; pass_on computes dS of the state that entered; rows
-   computes the gradients that reach q and k through kk and qk. They return false and do nothing if a number is not
-   finite. */
+/* backward_terms.c, products whose operands are sums of bf16 terms (terms.h):
+   load packs the panels of dO and the factors; solve computes the right side of the triangular solve for dR; spread
+   computes products with dR, dO and V' and returns a mask of those it computed (CARRY_DELTA_BY_...); pass_on computes
+   dS of the state that entered; rows computes the gradients that reach q and k through kk and qk. Functions that return
+   bool return false if terms cannot be used, for example because a number is not finite; the caller then computes in
+   f32. */
 bool carry_delta_back_terms_load(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, int64_t value_head);
 bool carry_delta_back_terms_solve(const carry_delta_back_unit *unit, int64_t tokens, const float *dS);
 enum { CARRY_DELTA_BY_VALUES = 1, CARRY_DELTA_BY_STATE = 2, CARRY_DELTA_BY_END = 4 };
@@ -73,15 +74,15 @@ int carry_delta_back_terms_spread(const carry_delta_back_unit *unit, int64_t tok
 bool carry_delta_back_terms_pass_on(const carry_delta_back_unit *unit, int64_t tokens, float *dS);
 bool carry_delta_back_terms_rows(const carry_delta_back_unit *unit, int64_t t, int64_t tokens);
 
-/* backward_keys.c, with a key gate: adds the gradients of q, k, beta and G that come through the states; adds those
-   from inside the chunk; stores dg. */
+/* backward_keys.c, with a key gate. keys_states adds the gradients of q, k, beta and G that come through the states,
+   keys_triangles adds those from inside the chunk, keys_store stores dg. */
 void carry_delta_back_keys_states(const carry_delta_back_unit *unit, int64_t tokens, const float *S, const float *dS);
 void carry_delta_back_keys_triangles(const carry_delta_back_unit *unit, int64_t tokens);
 void carry_delta_back_keys_store(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, int64_t value_head,
                                  const float *S, const float *dS);
 
 /* backward_gate.c. first_bad returns the first token whose V' is not finite although the state that entered is, or -1.
-   gate_between computes dg of a token up to that one: [K] with a key gate, else [1]. */
+   gate_between computes dg of one token t, for tokens up to the first bad one: [K] with a key gate, else [1]. */
 int64_t carry_delta_back_first_bad(const carry_delta_back_unit *unit, int64_t tokens, const float *S);
 void carry_delta_back_gate_between(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, const float *S,
                                    const float *dS, double *dg);

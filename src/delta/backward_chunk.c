@@ -187,10 +187,10 @@ static void pass_on(const unit *u, int64_t tokens, float *dS) {
 
 /* The parts of the gradients of q, k, beta and G that come through the states.
 
-   dG is double. Every pair of tokens i > j adds to dG[i] and subtracts the same number from dG[j], and dg[t] is the
-   sum of dG from t on, so pairs behind t cancel. In f32 their rounding errors would remain, and these terms are up
-   to 100 times larger than dg and grow with the chunk (docs/attempts/hardening.md). In double the error is 1e-16 of
-   them. */
+   dG is double. Every pair of tokens i > j adds to dG[i] and subtracts the same number from dG[j], and dg[t] is the sum
+   of dG from t on, so pairs with both tokens at or after t cancel. In f32 their rounding errors would remain, and these
+   terms are up to 100 times larger than dg and grow with the chunk (docs/attempts/hardening.md). In double the error is
+   1e-16 of them. */
 static void through_states(const unit *u, int64_t tokens, const float *S, const float *dS) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;

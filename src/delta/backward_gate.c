@@ -1,10 +1,11 @@
-/* dg of the tokens before one whose V' is not finite.
+/* dg of the tokens up to the first whose V' is not finite.
 
-   The recurrence S[t] = e^{g[t]} (I - beta k k^T) S[t-1] + beta k v^T is linear in S, so the gradient of a state does
+   The recurrence S[t] = (I - beta k k^T) e^{g[t]} S[t-1] + beta k v^T is linear in S, so the gradient of a state does
    not depend on v. dg[t] is computed from that gradient and S[t-1], so a NaN in v[s] may affect dg[t] for t > s only.
    The sums over G (backward_chunk.c) contain every pair of tokens twice with opposite signs, and a NaN does not cancel.
-   This file adds up only the pairs on both sides of gate t: tokens i >= t with tokens j < t, with the state that
-   entered, and with the state that leaves. It is slow, and used only for chunks with such a token. */
+   This file adds up only the pairs that gate t separates. The later member is a token i >= t or the state that leaves
+   the chunk, the earlier one a token j < t or the state that entered. This is slow, and used only for chunks that have
+   such a token and entered with a finite state. */
 #include <math.h>
 
 #include "delta/backward.h"

@@ -1,6 +1,6 @@
 /* Products of a backward chunk by terms (terms.h). dO is exact in bf16, as q and k are; dR, V', S and dS are split
-   into terms. dS and dR, which further products read, are computed with the accuracy of f32; gradients that end in
-   16 bits have two terms. */
+   into terms. dS and dR, which further products read, are computed with the accuracy of f32; gradients that
+   are stored in 16 bits are computed from operands of two terms. */
 #include "core/span.h"
 #include "delta/backward.h"
 #include "ops/product/triangle.h"

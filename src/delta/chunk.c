@@ -139,8 +139,9 @@ void carry_delta_token_load(const carry_delta_plan *plan, const carry_delta_inpu
     load_rows(plan, in, batch, token, head, 1, rows);
 }
 
-/* Computes the norms of q and k from the given tensors, for products by terms. The result has the same bits whether or
-   not q and k are loaded in f32. Returns false and does nothing if such products are not used. */
+/* Computes the inverse norms of q and k from the given tensors, for products by terms. The result has the same bits
+   whether or not q and k are loaded in f32. Returns false and does nothing without l2norm, if the plan or a chunk of
+   this length does not use such products, or if the processor has no kernel for it. */
 static bool load_norms(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                        int64_t head, const carry_delta_rows *rows) {
     const carry_half_rows *half = plan->kernels->half_rows;
@@ -218,8 +219,8 @@ static void load_beta(const carry_delta_plan *plan, const carry_delta_inputs *in
     }
 }
 
-/* Row i of an inverse if a factor is NaN or infinite. The usual code would multiply it by the zeros right of a row's
-   end and spread the NaN. */
+/* Computes row i of an inverse again if it is not finite. The usual code multiplies the factors also by the zeros to
+   the right of the diagonal; 0 times a factor that is NaN or infinite is NaN. */
 static void careful_row(float *row, const float *factors, const float *inverse, int64_t i) {
     memset(row, 0, BLOCK * sizeof *row);
     row[i] = 1.0f;

@@ -1,16 +1,18 @@
 /* One chunk of one head: its rows in f32, its decays and its two triangles.
 
-   G is the cumulative gate inside the chunk. Only differences of G are exponentiated, all of them <= 0. G is summed
-   in double, and gates below -4096 count as -4096: e^-4096 is 0 as for a deeper gate or -inf, and the gates behind
-   it are not lost to rounding.
+   G is the cumulative gate inside the chunk. Only differences of G are exponentiated, all of them <= 0. G is summed in
+   double, and gates below -4096 count as -4096: e^-4096 is 0 as for a deeper gate or -inf, and the gates after it are
+   not lost to rounding.
 
        fade[i]   = e^{G[i]}             what is left of the incoming state at token i
        left[i]   = e^{G[C]-G[i]}        what is left of token i at the chunk's end
        nA[i,j]   = -beta[i] e^{G[i]-G[j]} k[i].k[j]   j < i, else 0
        P[i,j]    = scale e^{G[i]-G[j]} q[i].k[j]      j <= i, else 0
 
-   V' = (I + A)^-1 R is solved by blocks of 16: products with the rows above, then with the inverse of the 16 x 16
-   diagonal block. */
+   With a key gate, G has a value for each channel, and the power is inside the sum over channels.
+
+   V' = (I + A)^-1 R, with A = -nA and R = beta (V - fade K S) (forward.c), is solved by blocks of 16: products with the
+   rows above, then with the inverse of the 16 x 16 diagonal block. */
 #ifndef CARRY_DELTA_CHUNK_H
 #define CARRY_DELTA_CHUNK_H
 
@@ -83,15 +85,15 @@ static inline float carry_delta_dot(const float *a, const float *b, int64_t coun
     return sum;
 }
 
-/* Loads q (if rows->with_q) and k of tokens first..first+tokens-1 (counted over the batch's T) of one head, and
-   computes kk and qk. */
+/* Loads q (if rows->with_q) and k of one head for `tokens` tokens from index `first` of dimension T on. Computes kk and
+   qk, unless there is a key gate. */
 void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t head, int64_t tokens, carry_delta_rows *rows);
 /* Loads q and k of these rows in f32 unless that is done already. */
 void carry_delta_rows_in_f32(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                              int64_t head, carry_delta_rows *rows);
 /* carry_delta_token_load loads one token without kk and qk. carry_delta_token_head_load loads its gate and beta,
-   without triangles: it sets only head->end and head->beta. */
+   without triangles: it sets only head->g, head->end and head->beta. */
 void carry_delta_token_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t token,
                             int64_t head, carry_delta_rows *rows);
 void carry_delta_token_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch,
@@ -100,14 +102,14 @@ void carry_delta_token_head_load(const carry_delta_plan *plan, const carry_delta
 void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, const carry_delta_rows *rows, carry_delta_head *head);
 
-/* gate.c. Loads the gates of some tokens; computes head->end of one token; computes G and the values that depend only
-   on it (fade, left, end). */
+/* gate.c. gate_load loads the gates of some tokens, gate_end computes head->end of one token, gate_sum computes G and
+   the values that depend only on G (fade, left, end). */
 void carry_delta_gate_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, int64_t tokens, float *g);
 void carry_delta_gate_end(const carry_delta_plan *plan, carry_delta_head *head, const float *g);
 void carry_delta_gate_sum(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens);
-/* With a key gate: computes nA and P; the factors of the block of `size` tokens from `block` on; e^{G[i]-G[j]} for all
-   channels. */
+/* gate.c, with a key gate. key_triangles computes nA and P, key_factors the factors of the block of `size` tokens from
+   `block` on, key_decays e^{G[i]-G[j]} for all channels. */
 void carry_delta_key_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head);
 void carry_delta_key_factors(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head,
                              int64_t block, int64_t size);
@@ -120,8 +122,8 @@ void carry_delta_solve(const carry_delta_plan *plan, const carry_delta_head *hea
 void carry_delta_solve_transposed(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,
                                   int64_t columns, float *beside);
 
-/* to[i] = factor[i] * by[i] * from[i] for the rows of a chunk. by is one number for each row, or [C, K] with a key
-   gate. */
+/* to[i] = constant * factor[i] * by[i] * from[i] for the rows of a chunk. by is one number for each row, or [C, K] with
+   a key gate. factor is one number for each row; NULL: 1. */
 void carry_delta_scale_rows(const carry_delta_plan *plan, float *to, const float *from, const float *by,
                             const float *factor, float constant, int64_t tokens);
 

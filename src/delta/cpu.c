@@ -12,12 +12,13 @@ static bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     return true;
 }
 
-/* Work per token, in units of a flop in a product. Chunks of C cost 6KV + C(2K + 2V) at the rate of products. Single
-   tokens cost 7KV at about a third of that rate, bounded by the L1 cache. The part of a chunk beyond the sequence is
-   wasted; products of 16 rows run at about 0.8 of the rate of 64. The factors are measured (docs/results/delta.md).
+/* Work per token and value head, in units of a flop in a product. Chunks of C cost 6KV + (C + 16)(2K H/HV + 2V) at the
+   rate of products. Single tokens cost 7KV at a rate 3.5 times lower, bounded by the L1 cache. C is at most the length
+   of the sequence. Products of 16 rows run at about 0.8 of the rate of 64. Chunks add an overhead of 1000 for each
+   token and 40000 for each chunk. The factors are measured (docs/results/delta.md).
 
-   With terms (terms.h) there are three times the products at 12 times the rate, but the state is split once for each
-   chunk, and the solves stay in f32. This is an estimate (docs/attempts/bf16-cpu.md). */
+   With terms (terms.h), products with the state take three times the operations at 12 times the rate, but the state is
+   split once for each chunk, and the solves stay in f32. This is an estimate (docs/attempts/bf16-cpu.md). */
 static double cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double K = (double)p->key;

@@ -1,7 +1,7 @@
 /* The forward pass. A unit of work is one head of one sequence and some columns of V: columns of the state are
    independent of each other, so if there are fewer sequences and heads than threads, V is divided and not time.
-   (Dividing time by a scan of (M, L) pairs does three times the work; dividing V repeats only k k^T and q k^T:
-   docs/attempts/delta.md.)
+   (Dividing time by a scan of (M, L) pairs (range.c) does three times the work; dividing V repeats only k k^T and
+   q k^T: docs/attempts/delta.md.)
 
    For each chunk, with S the state that enters and V' = (I + A)^-1 R:
 

@@ -79,7 +79,7 @@ static inline float *carry_delta_state_of(const carry_delta_unit *u, int64_t mem
 void carry_delta_forward_chunk(const carry_delta_unit *u, int64_t t, int64_t end);
 
 /* Lays out a run of all sequences and heads in an arena (or only counts bytes). Returns false on overflow. columns is
-   V, or V + K with maps. cut: divide the columns into blocks if there are more threads than heads of sequences. */
+   V, or V + K with maps. cut: divide the columns into blocks if there are more threads than sequences times heads. */
 bool carry_delta_run_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_run *run, int64_t columns,
                           bool cut);
 void carry_delta_run_all(carry_delta_run *run);

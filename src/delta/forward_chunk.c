@@ -35,8 +35,8 @@ static carry_rows_ahead ahead_keys(const unit *u, const carry_tensor *x, int64_t
     return ahead(u, x, u->head, t + tokens, t + 2 * tokens, first, K * (done + u->columns) / whole - first);
 }
 
-/* c = by (a S) + base_by base for all tokens; base may be NULL. With products by terms, the left operand is `panels`
-   and the factor norm_by. */
+/* c[t] = by[t] (a[t] S) + base_by[t] base[t] for all tokens t; `base` may be NULL. If the scratch has bf16 terms
+   (exact), the packed rows `panels` replace `a`, and the factors `norm_by` replace `by`. */
 static void state_product(const unit *u, int64_t tokens, const float *a, const uint16_t *panels, int order,
                           const float *S, const float *by, const float *norm_by, const float *base, ptrdiff_t base_row,
                           const float *base_by, float *c, carry_rows_ahead soon) {

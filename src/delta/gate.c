@@ -1,7 +1,7 @@
 /* The gate of a chunk: its sums, the decays between tokens, and, with a key gate, the triangles that depend on them.
 
    Only differences of sums are exponentiated. The sums are double, and a gate below DEEPEST counts as DEEPEST:
-   e^DEEPEST is 0, and 128 of them leave an ulp of 1e-10, so a gate of -0.001 behind one of -1e6 or -inf is as exact as
+   e^DEEPEST is 0, and 128 of them leave an ulp of 1e-10, so a gate of -0.001 after one of -1e6 or -inf is as exact as
    without it. */
 #include <math.h>
 #include <string.h>

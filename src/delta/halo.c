@@ -1,5 +1,5 @@
 /* The halo of a causal convolution: the last W-1 tokens before a rank's own tokens, which may come from several ranks,
-   and the way back of their gradients. The ranks tell each other how many tokens they have; then each owner sends
+   and the return of their gradients to those ranks. The ranks exchange their numbers of tokens; then each owner sends
    directly to each rank that needs some of its tokens, which are always its last ones. Messages are [tokens, B,
    channels] in f32, so that the last tokens of a block are contiguous. */
 #include <inttypes.h>

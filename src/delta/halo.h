@@ -30,8 +30,8 @@ typedef struct carry_halo {
     void *block;
 } carry_halo;
 
-/* Returns the number of tokens of rank `owner` that rank `wants` needs, which are its last ones. Sets *between to the
-   number of tokens on the ranks between them, at most W-1. */
+/* Returns the number of tokens of rank `owner` that rank `wants` needs; they are the owner's last ones. If the result
+   is above 0, *between is the number of tokens on the ranks between the two. */
 int64_t carry_halo_wanted(const carry_halo *h, int owner, int wants, int64_t *between);
 carry_status carry_halo_wait_all(carry_halo *h, carry_status status);
 

@@ -51,8 +51,8 @@ static void use(carry_delta_plan *plan, const carry_delta_method *method) {
     plan->chunk = method->chunk > 0 ? method->chunk : BACKWARD_CHUNK;
 }
 
-/* Returns the cheapest method that applies, or NULL. Then `why` is the reason of the first method, which takes every
-   size and option. */
+/* Returns the cheapest method that applies. If none does, returns NULL, and `why` says why the first method, which
+   supports every size and option, does not apply. */
 static const carry_delta_method *cheapest(const carry_delta_plan *plan, char why[WHY]) {
     char reason[WHY] = "";
     const carry_delta_method *best = NULL;

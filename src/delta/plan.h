@@ -143,8 +143,8 @@ void carry_delta_state_load(const carry_delta_plan *plan, float *S, ptrdiff_t st
 void carry_delta_state_store(const carry_delta_plan *plan, float *states, int64_t index, const float *S,
                              ptrdiff_t stride, int64_t first, int64_t columns);
 
-/* The index of a value head's state of a sequence: in a tensor of all sequences, and among the states that cross
-   ranks. */
+/* Index of the state of a sequence's value head. carry_delta_state_at: in a tensor with the states of all sequences.
+   carry_delta_chain_at: among this part's states that cross ranks. */
 static inline int64_t carry_delta_state_at(const carry_delta_plan *plan, const carry_delta_sequence *sequence,
                                            int64_t value_head) {
     return sequence->index * plan->problem.value_heads + value_head;
@@ -155,8 +155,8 @@ static inline int64_t carry_delta_chain_at(const carry_delta_plan *plan, const c
     return (sequence->chain * part->heads - part->first_head) * plan->group + value_head;
 }
 
-/* The forward pass keeps for the backward pass: states that enter chunks, [chunks, HV, K, V], then corrected values [B
-   T, HV, V]. */
+/* On the CPU, the forward pass keeps for the backward pass: states that enter chunks, [chunks, HV, K, V], then
+   corrected values [B T, HV, V]. */
 static inline int64_t carry_delta_most_chunks(const carry_delta_plan *plan) {
     int64_t whole = plan->problem.tokens * plan->problem.batch / plan->chunk;
     return whole + plan->sequences;

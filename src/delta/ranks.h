@@ -8,8 +8,8 @@
 #include "delta/forward.h"
 #include "scan/all_scan/all_scan.h"
 
-/* Message tags: for the groups of the forward pass, for those of the backward pass, and one each for the check of
-   cu_seqlens. */
+/* Message tags: one for each group of the forward pass, one for each group of the backward pass, and one of each pass
+   for the check of cu_seqlens. */
 #define CARRY_DELTA_RANKS_GROUPS 16
 #define CARRY_DELTA_RANKS_TAGS 34
 
@@ -76,7 +76,7 @@ carry_status carry_delta_ranks_device_forward(carry_delta_ranks_plan *plan, cons
                                               void *workspace, size_t bytes);
 carry_status carry_delta_ranks_device_backward(carry_delta_ranks_plan *plan, const carry_delta_backward_args *args,
                                                void *workspace, size_t bytes);
-/* Ranks_split.c: sets seconds and exposed; waits for the call to end. */
+/* ranks_split.c: sets seconds and exposed; waits for the call to end. */
 void carry_delta_ranks_device_times(carry_delta_ranks_plan *plan);
 
 /* o += response state, head by head: [batch, tokens, heads, K] by [batch, heads, K, V] (cuda/correct.cu). */

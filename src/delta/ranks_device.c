@@ -1,11 +1,11 @@
 /* The delta rule over ranks on a GPU: calls of the one-rank plan, with exchanges of states between ranks.
 
    All heads go together, to fill the GPU. L is the final state of a forward pass from zero. M is the final state of a
-   pass from the identity with K columns whose v is zero. The outputs of that pass, times the state that enters, are
-   missing in the outputs of the first pass. They are added by a product instead of a third pass, unless the backward
-   pass needs data that only a pass from the right state keeps. In the backward pass, L is the gradient of the state
-   that entered, from a pass in which no gradient arrives; the pass that follows overwrites its other results. Passes
-   run on the context's stream, the exchange on a separate stream (scan/all_scan).
+   pass from the identity with K columns whose v is zero. The outputs of that second pass, times the state that enters,
+   are missing in the outputs of the first pass. They are added by a product instead of a third pass, unless o is not
+   packed or the caller asks for `kept`, which only a pass from the right state can fill. In the backward pass, L is the
+   gradient of the state that entered, from a pass in which no gradient arrives; the pass that follows overwrites its
+   other results. Passes run on the context's stream, the exchange on a separate stream (scan/all_scan).
 
    A rank's sequences keep their indices among all sequences: those without tokens on this rank are empty in its plan.
  */

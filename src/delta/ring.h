@@ -1,6 +1,6 @@
-/* The layout of a ring (carry_delta_step_ring), in contiguous f32: for every sequence and value head the number of
-   waiting tokens, repeated for each block of columns that a GPU processes; then keys after normalisation, decays e^g,
-   and corrected values u. */
+/* The layout of a ring (carry_delta_step_ring), in contiguous memory: for every sequence and value head the number of
+   waiting tokens (i32), stored 8 times, once for each block of columns that a GPU may use; then, in f32, keys after
+   normalisation, decays e^g, and corrected values u. */
 #ifndef CARRY_DELTA_RING_H
 #define CARRY_DELTA_RING_H
 

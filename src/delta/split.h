@@ -1,6 +1,6 @@
-/* A call of the delta rule on a GPU in two parts, for a state that comes from another rank: `pair` computes the map S
-   -> M S + L of the tokens, `rest` the outputs once the state is there. A call handles some heads at a time, so that
-   the states of some heads travel while others are computed (ranks_split.c). */
+/* A call of the delta rule on a GPU in two parts, for a state that comes from another rank: `pair` computes the map
+   S -> M S + L of the tokens, `rest` computes the outputs once the state has arrived. A call handles some heads, so
+   that the states of some heads travel while others are computed (ranks_split.c). */
 #ifndef CARRY_DELTA_SPLIT_H
 #define CARRY_DELTA_SPLIT_H
 

@@ -1,10 +1,10 @@
 /* Device activity: the kernels and copies of the GPUs while a profile ran.
 
    carry_activity_start asks the first backend that supports it (device/backend.h) to fill a log until
-   carry_activity_stop. Outside these two calls nothing is recorded and there is no cost. Times are those of
-   carry_seconds, so that kernels line up with the spans (core/span.h) that launched them. Sums by name are exact,
-   however long a run is; records, for a timeline, are kept until the log is full, and the rest is dropped and
-   counted. */
+   carry_activity_stop. Before and after that, nothing is recorded and there is no cost. Times are those of
+   carry_seconds, so that kernels line up with the spans (core/span.h) that launched them. Sums by name are exact for up
+   to CARRY_ACTIVITY_NAMES names, however long a run is; records, for a timeline, are kept until the log is full, and
+   the rest is dropped and counted. */
 #ifndef CARRY_DEVICE_ACTIVITY_H
 #define CARRY_DEVICE_ACTIVITY_H
 
@@ -69,8 +69,8 @@ typedef struct carry_activity_log {
 carry_status carry_activity_new(carry_ctx *ctx, carry_activity_log **log, int64_t records);
 void carry_activity_free(carry_activity_log *log);
 
-/* *log stays NULL if there is no GPU, or none whose work can be recorded, and also after a failure, whose message
-   says why the trace has no kernels. A process can have one log at a time. */
+/* *log is NULL if there is no GPU whose work can be recorded (CARRY_OK), and after a failure, whose message says why
+   the trace has no kernels. A process can have one log at a time. */
 carry_status carry_activity_start(carry_ctx *ctx, carry_activity_log **log, int64_t records);
 /* On return the log has all work that was launched since the start and has been waited for. */
 carry_status carry_activity_stop(carry_ctx *ctx, carry_activity_log *log);

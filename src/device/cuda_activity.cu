@@ -316,8 +316,8 @@ static void end_recording(void) {
 }
 
 /* Converts times from seconds of CUPTI's clock since the first reading to carry_seconds. The rates of the clocks
-   differ by parts in a million. If they differ by more, one clock was set meanwhile, and only the first reading is
-   used. */
+   differ by parts in a million. If they differ by more than 0.1 %, one clock was set meanwhile, and only the first
+   reading is used. */
 static void place(carry_activity_log *log, const moment *last) {
     double passed = since_first(last->stamp);
     double rate = passed > 0.0 ? (last->seconds - first.seconds) / passed : 1.0;

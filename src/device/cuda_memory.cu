@@ -2,9 +2,9 @@
 
    Each context has its own pool per device, with a release threshold that keeps everything. Freed memory is reused
    without a call into the system, and other libraries in the process, which share the driver's default pool, are not
-   affected. When memory runs out, the pool returns its unused memory and the request is repeated. A pool takes all
-   free memory of the card towards a request that it cannot meet, so that other processes find none for a moment:
-   large requests are therefore compared with the free memory first.
+   affected. When memory runs out, the pool returns its unused memory and the request is repeated. For a request that is
+   too large, a pool first takes all free memory of the card, so that other processes find none for a moment: large
+   requests are therefore compared with the free memory first.
 
    A pool that is destroyed lives on in the driver until its last piece is freed, so memory may outlive its context. */
 #include "device/cuda.h"

@@ -1,10 +1,10 @@
 /* Measures the rates of a GPU that cost models need. Each is the best of a few short runs between two events.
 
-   Memory: a copy far larger than the L2, by a kernel or by CUDA, whichever is faster. L2: a kernel's copy inside an
-   eighth of it, at shifted addresses, so that the first level of cache cannot help. Launch: a chain of empty kernels
-   in a graph. Barrier: barriers of a grid with one block per multiprocessor. Latency: a chain of dependent loads
-   over memory that was just evicted from the L2. Products: loops whose sums do not depend on each other. If a
-   measurement fails, its estimate from clock and width stays. */
+   Memory: a copy far larger than the L2, by a kernel or by CUDA, whichever is faster. L2: a kernel's copy of an eighth
+   of its size to another eighth, at shifted addresses, so that the first level of cache cannot help. Launch: a chain of
+   empty kernels in a graph. Barrier: barriers of a grid with one block per multiprocessor. Latency: a chain of
+   dependent loads over memory that was just evicted from the L2. Products: loops of multiply-adds into independent
+   sums. If a measurement fails, the estimate from clock and width is kept. */
 #include <cooperative_groups.h>
 #include <stdint.h>
 
@@ -67,8 +67,8 @@ __global__ void barrier_kernel(int barriers) {
     }
 }
 
-/* Hop i leads to hop i * 5 + 1 modulo their number, a power of two: a cycle through all of them in an order that a
-   prefetcher cannot predict. */
+/* Hop i leads to hop (5 i + 1) % HOPS. HOPS is a power of two, so this is one cycle through all hops, in an order that
+   a prefetcher cannot predict. */
 __global__ void chain_kernel(char *data) {
     for (unsigned i = threadIdx.x; i < HOPS; i += blockDim.x) {
         *(unsigned *)(data + (size_t)i * HOP_BYTES) = (i * 5u + 1u) % HOPS;
@@ -255,8 +255,9 @@ static void estimate(const carry_device_properties *p, carry_gpu *gpu) {
     gpu->plain_flops_s = clock * p->units * 256.0;
 }
 
-/* Uses halves of 2 GiB if that is a small part of the free memory: long enough that the start and end of a copy do
-   not count (1 GB: 4.18 TB/s; 256 MB: 3.8). */
+/* Returns the size of the source, and of the destination, of the copy that is measured: 2 GiB if more than 16 GiB are
+   free, so that the start and end of the copy do not count (1 GB: 4.18 TB/s; 256 MB: 3.8). Otherwise 256 MiB or 4 times
+   the L2, whichever is larger. */
 static size_t half_of(size_t cache) {
     constexpr size_t LARGE = (size_t)2 << 30;
     constexpr size_t SMALL = (size_t)256 << 20;

@@ -110,8 +110,8 @@ static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap 
                  : "memory");
 }
 
-/* The same for a map with one more index, [batch, head, band, row, 64]. Copies the bands from `band` on that the
-   map's box holds. */
+/* The same for a map with one more index, [batch, head, band, row, 64]. Copies as many bands, from `band` on, as the
+   map's box has. */
 static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap *map, int row, int band, int head,
                                                  int batch, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -127,8 +127,8 @@ static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from,
                  : "memory");
 }
 
-/* Stores from shared memory. A thread's copies since its last commit are one group. `read` waits only until the
-   source may be overwritten, when the data may not have arrived yet. */
+/* Stores from shared memory. A thread's copies since its last commit are one group. stores_wait_read waits only until
+   the source may be overwritten; the data may not have arrived yet. */
 static __device__ __forceinline__ void store_bytes(void *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");

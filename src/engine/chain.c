@@ -135,8 +135,8 @@ static carry_chain_op from_row(const carry_chain_op *op, int64_t first) {
     return part;
 }
 
-/* Runs an operation on states wave by wave. A later wave loads states or keys that the wave before it writes, so it
-   must not start early. */
+/* Runs an operation on states wave by wave (carry_chain_run). A later wave loads states or keys that the wave before it
+   writes, so its kernel must not start before that of the wave before has ended. */
 static carry_status run_waves(carry_chain *c, const carry_chain_op *op, const int64_t *wave, int64_t waves) {
     carry_lm *lm = c->lm;
     carry_stream *stream = carry_ctx_stream(lm->ctx, lm->own.device);

@@ -23,8 +23,8 @@ struct carry_chain {
     carry_tensor low, maps, mixed, activated, x; /* [CARRY_CHAIN_SEQUENCES, width], bf16 */
 };
 
-/* chain_list.c: lists the kernels of a step in c->ops; false if the kernels do not support the layout of the
-   matrices. */
+/* chain_list.c: lists the kernels of a step in c->ops; false if a matrix is absent or is stored in a form that they do
+   not support. */
 bool carry_chain_list(carry_chain *c);
 
 #endif

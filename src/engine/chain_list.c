@@ -77,8 +77,8 @@ static bool goes_on(const carry_tensor *a, const carry_tensor *b) {
                : b->data == (unsigned char *)a->data + (size_t)(a->shape[0] * a->shape[1]) * carry_dtype_size(a->dtype);
 }
 
-/* Adds the products of these slots' matrices with a norm, as few as possible. starts: the first column of each result.
-   False if a matrix is absent. */
+/* Adds the products of norm(h) with the matrices of these slots. Matrices that can be combined (goes_on) share a
+   product. starts: the first column of each result. Returns false if a matrix is absent. */
 static bool add_maps(carry_chain *c, const carry_lm_sublayer *own, const int *slots, int *starts) {
     carry_tensor W[CARRY_TILE_PRODUCT_MAPS];
     int64_t columns = 0;

@@ -1,17 +1,21 @@
-/* One decoding step of a model as a chain of kernels: five for a layer with the delta rule, six for one with attention.
+/* One decoding step of a model as a chain of kernels: usually five for a layer with the delta rule and six for one with
+   attention, and one more with experts.
 
        delta rule: norm + maps | convolution, gates, delta rule, gated norm | out + residual
-       attention:  norm + maps | attention over a split of the tokens | its parts and gate | out + residual
+       attention:  norm + maps | attention over splits of the tokens | sum of the splits, gate | out + residual
        then:       norm + gate, up, SwiGLU | down + residual
 
    With experts the last line is: norm + router | norm + gate, up, SwiGLU of the chosen experts | down + residual.
+   "maps" are the products with the matrices of q, k, v and, where a layer has them, of gates; "out" is the product with
+   the output matrix.
 
-   Each kernel starts while the one before it still runs (programmatic dependent launch): it loads its weights or its
-   state, which depend on no other kernel of the step, and then waits for the results of the one before. Matrices are
-   read once, by tensor cores whose tiles have 16 sequences.
+   A kernel starts while the one before it still runs (programmatic dependent launch): it may load its weights or its
+   state, which depend on no other kernel of the step, and then waits for the results of the one before. Matrices in
+   bf16, except those of experts, are read once; tensor cores multiply them with tiles of 16 sequences.
 
-   The order of a product's sums depends only on the shape of the matrix: the results of a sequence have the same bits
-   whichever other sequences are in the step. */
+   The order in which a product adds its terms does not depend on the number of sequences, unless the matrix is
+   quantised. So without quantised matrices the results of a sequence have the same bits whichever other sequences are
+   in the step (logits: see same_bits in chain.h). */
 #ifndef CARRY_ENGINE_CHAIN_OPS_H
 #define CARRY_ENGINE_CHAIN_OPS_H
 
@@ -92,8 +96,9 @@ typedef struct carry_chain_norm {
     int width;
 } carry_chain_norm;
 
-/* h += the sum over the chosen experts and the shared one of their weight times down(silu(gate x) * up x); low = h. x
-   is the norm of h. Experts are chosen by the softmax of the logits. */
+/* h += the sum, over the chosen experts and the shared one, of weight * down(silu(gate x) * up x). x is `low` after the
+   norm; on entry `low` is h in bf16, and it receives the new h in bf16. Experts are chosen by the softmax of the
+   logits. */
 typedef struct carry_chain_experts {
     const void *logits;                     /* bf16 [sequences, logits_stride]: output of the router */
     const void *up, *down;                  /* up: [experts, 2 width, columns], gate then up; down: [experts, columns,

@@ -49,8 +49,8 @@ struct carry_decode {
     carry_decode_turns turns;
 };
 
-/* Adds an operation to the list. Its first piece of work goes to the block after the last one of the previous
-   operation, so that all blocks copy the same share of the weights. */
+/* Adds an operation to the list. Its first piece of work goes to the block after the one that gets the last piece of
+   the previous operation, so that all blocks copy about equal shares of the weights. */
 static carry_decode_op *add(carry_decode *d, carry_decode_kind kind, int64_t tiles) {
     carry_decode_op *op = &d->op[d->count++];
     *op = (carry_decode_op){.kind = kind, .tiles = (int)tiles, .first = d->next_block};
@@ -81,8 +81,8 @@ static void add_segment(carry_decode_product *p, carry_tensor W, carry_decode_wo
     p->segment[p->segments++] = (carry_decode_segment){.W = W.data, .y = y, .rows = (int)W.shape[0], .stride = stride};
 }
 
-/* Adds the products of a part's slots with the norm of h; their results are next to each other in `maps`. starts gets
-   the start of each. */
+/* Adds one product of norm(h) with the matrices of a sublayer's slots. The results are adjacent in `maps`. starts[i]:
+   the position of the result of slots[i], or -1 if the matrix is absent. */
 static void add_maps(carry_decode *d, const carry_lm_sublayer *own, const int *slots, int *starts) {
     int64_t rows = 0;
     for (int i = 0; slots[i] >= 0; i++) {

@@ -1,8 +1,8 @@
 /* Decoding steps of one token by the decoding kernel (decode_ops.h): one launch for a token of every sequence.
 
-   It supports models in bf16 whose layers have the delta rule with heads of 128, or attention over all tokens, a
-   SwiGLU, and norms before both; for up to CARRY_DECODE_SEQUENCES sequences on a Hopper GPU. Other models and devices
-   use the passes of model/lm. */
+   It supports models in bf16 in which every layer has a mixer (the delta rule with heads of 128, or attention over all
+   tokens) and a SwiGLU, and norms before both; for up to CARRY_DECODE_SEQUENCES sequences on a Hopper GPU. Other models
+   and devices use the chain of kernels (chain.h) or the passes of model/lm. */
 #ifndef CARRY_ENGINE_DECODE_H
 #define CARRY_ENGINE_DECODE_H
 
@@ -13,14 +13,15 @@ typedef struct carry_decode carry_decode;
 
 typedef struct carry_decode_options {
     int64_t sequences; /* maximum number of a step */
-    bool same_bits;    /* results have the same bits in steps of 1 to 8 sequences, and the same in steps of 9 to 16;
-                          slower */
+    bool same_bits;    /* the results of a sequence have the same bits in all steps of 1 to 8 sequences, and the same
+                          bits in all steps of 9 to 16; slower */
     int32_t *last;     /* [slots], on the device: the last token sampled for each slot. NULL: every run gives its id */
 } carry_decode_options;
 
-/* state: the pool, whose caches are pages. A state is accepted too if the capacity of its caches is a multiple of
-   CARRY_PAGE_TOKENS tokens; sequence b then has the pages from b capacity / CARRY_PAGE_TOKENS on. logits: [sequences,
-   vocabulary], f32, on the model's device. *made is NULL if the kernel does not support the model. */
+/* state: a pool, whose caches are pages; or a state whose caches have a capacity that is a multiple of
+   CARRY_PAGE_TOKENS tokens. The pages of its sequence b then start at b capacity / CARRY_PAGE_TOKENS. logits:
+   [sequences, vocabulary], f32, on the model's device. *made is NULL if the kernel does not support the model or the
+   device. */
 carry_status carry_decode_open(carry_decode **made, carry_lm *lm, carry_lm_state *state, carry_tensor logits,
                                const carry_decode_options *options);
 void carry_decode_close(carry_decode *decode);

@@ -8,7 +8,8 @@
 
    A word is overwritten only by an operation that depends, directly or not, on all operations that read it.
 
-   The sums of a product have a fixed order for each `team`, which the host chooses. */
+   A product is divided into tiles of CARRY_DECODE_ROWS rows, and each tile is shared by `team` warps, a number that the
+   host chooses. The order in which a product adds its terms depends only on the shape of the matrix and on `team`. */
 #ifndef CARRY_ENGINE_DECODE_OPS_H
 #define CARRY_ENGINE_DECODE_OPS_H
 
@@ -19,11 +20,11 @@
 #include "carry/device.h"
 
 #define CARRY_DECODE_SEQUENCES 16
-#define CARRY_DECODE_FEW 8 /* up to this many sequences, a kernel with smaller tiles is used */
+#define CARRY_DECODE_FEW 8 /* up to this many sequences, a kernel for only 8 sequences is used */
 #define CARRY_DECODE_SEGMENTS 6
-#define CARRY_DECODE_ROWS 8       /* rows of a matrix that a block processes at a time */
-#define CARRY_DECODE_COLUMNS 1024 /* columns of these rows in one slot of the ring */
-#define CARRY_DECODE_SLICE 16     /* columns of a state that a block processes at a time */
+#define CARRY_DECODE_ROWS 8       /* rows of a matrix in a tile */
+#define CARRY_DECODE_COLUMNS 1024 /* columns of a tile in one slot of the ring */
+#define CARRY_DECODE_SLICE 16     /* columns of a state that four warps process together */
 #define CARRY_DECODE_GROUP 8      /* maximum number of query heads per key head */
 
 typedef enum carry_decode_kind {
@@ -96,15 +97,16 @@ typedef struct carry_decode_delta {
     carry_decode_word *o; /* [sequences, value heads, 64] */
 } carry_decode_delta;
 
-/* Norms and positions of q and k, the cache, and attention. The partial results of each split of the tokens go to
-   `part`. */
+/* Arguments of two operations. CARRY_DECODE_ATTEND normalises and rotates q and k, stores k and v in the cache, and
+   computes attention over each split of the tokens, with partial results in `part`. CARRY_DECODE_COMBINE combines these
+   partial results. */
 typedef struct carry_decode_attend {
     const carry_decode_word *in;
     int from;                     /* index of the operation that wrote `in`; for the second operation: the index of the
                                      first */
     int in_stride;                /* words per sequence; the next four fields are column indices */
     int q, q_head, k, v;          /* q_head: distance from one head of q to the next */
-    int heads, key_heads, width;  /* width of a head: a multiple of 64, up to 256 */
+    int heads, key_heads, width;  /* width of a head: 128 or 256 */
     int rotary;                   /* number of elements of a head that get rotary positions */
     const float *rates;           /* [rotary / 2]: radians a position */
     const float *q_norm, *k_norm; /* NULL: none */
@@ -155,8 +157,8 @@ typedef struct carry_decode_call {
     int pages_each;
     int count;
     int sequences;
-    uint32_t tag; /* tag of the first operation; later operations have the following numbers. Larger than all tags of
-                     earlier steps */
+    uint32_t tag; /* tag of the first operation; later operations have the following numbers. Larger than all tags in
+                     the words of earlier steps */
 } carry_decode_call;
 
 #ifdef __cplusplus
@@ -171,7 +173,7 @@ typedef struct carry_decode_device {
     /* The number of slots of a block's ring; less than 2 if this many sequences and columns do not fit. */
     int (*slots)(int sequences, int columns);
     /* The number of warps that share a tile of a product: the smallest that keeps all warps busy with `tiles` tiles on
-       `blocks` blocks. */
+       `blocks` blocks, and for which a ring of `slots` slots is large enough. */
     int (*team)(const carry_decode_product *product, int tiles, int blocks, int slots);
     /* Enqueues one step. columns: those of the widest product; new_pages: call->turn->page_count. */
     carry_status (*launch)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_decode_call *call,

@@ -1,11 +1,11 @@
 /* Guesses of the next tokens of a text (speculative decoding).
 
-   A step of a text reads its last token and the guesses after it, and samples a token after each of them, with the
-   random number that belongs to that position in any case. A guess is accepted if it equals the token sampled before
-   it; the first wrong guess ends the step. So the text is the same as without guesses, greedy or sampled, except for
-   the last bits of logits, which may depend on the number of rows of a product (not with same_bits). The state after
-   every guess is in its own slot, so that nothing has to be undone: the text continues with the slot of the last
-   accepted guess. */
+   A step of a text reads its last token and the guesses after it, and samples a token after each of them. The random
+   number of a position does not depend on the guesses. A guess is accepted if it equals the token that was sampled for
+   its position; the first wrong guess and those after it are dropped, with the tokens sampled after them. So the text
+   is the same as without guesses, greedy or sampled, except for the last bits of logits, which may depend on the number
+   of rows of a product (not with same_bits). The state after every guess is in its own slot, so that nothing has to be
+   undone: the text continues with the slot of the last accepted guess. */
 #ifndef CARRY_ENGINE_DRAFT_H
 #define CARRY_ENGINE_DRAFT_H
 
@@ -34,8 +34,9 @@ carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const ca
 #define CARRY_DRAFT_HEADS 2   /* the same for multi-token heads, whose second and later guesses are less often right */
 #define CARRY_DRAFT_TEXTS 8   /* texts with guesses in a step, at most: more texts fill a step */
 
-/* Finds the longest suffix of the text, of 2 to 8 tokens, that occurred before, and returns the tokens that followed
-   its last occurrence; returns 0 if no suffix did. Looks back 32,768 tokens. user is not used. */
+/* Finds the longest suffix of the text, of 2 to 8 tokens, that also occurs earlier, within the last 32,768 tokens.
+   Writes the `most` tokens that followed its last earlier occurrence; if the text ends before, they repeat. Returns
+   `most`, or 0 if no suffix occurs earlier. user is not used. */
 int64_t carry_draft_ngram(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most);
 
 #endif

@@ -62,8 +62,8 @@ struct carry_engine {
     bool is_closing; /* events are dropped */
 };
 
-/* Makes an engine from an open model, which it takes over: on success, and on a failure after which *model is
-   cleared. */
+/* Makes an engine from an open model. The engine owns the model on success. After a failure, the caller owns *model,
+   which is empty if it has been closed with the engine. */
 carry_status carry_engine_adopt(carry_ctx *ctx, carry_engine **engine, carry_model *model, carry_dtype dtype,
                                 const carry_engine_options *options);
 

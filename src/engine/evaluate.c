@@ -1,5 +1,5 @@
 /* Evaluation with the engine's runner: a step reads pieces of several texts, or several windows of one. On a GPU the
-   tokens of the next step are prepared while it works. */
+   tokens of the next step are prepared while the GPU works on the current one. */
 #include "engine/evaluate.h"
 
 #include <inttypes.h>
@@ -77,8 +77,8 @@ static carry_status out_of_memory(const work *w) {
     return carry_fail(w->ctx, CARRY_EMEMORY, "out of memory: an evaluation of %" PRId64 " texts at once", w->lanes);
 }
 
-/* The number of sequences with states of these sizes that fit into half of the free memory: at least 1, at most
-   `wanted`. */
+/* The number of sequences, each with a slot and `page_list` pages of these sizes, that fit into half of the free
+   memory: at least 1, at most `wanted`. */
 static int64_t fitting(const work *w, size_t slot, size_t page, int64_t page_list, int64_t wanted) {
     size_t available = 0;
     size_t total = 0;
@@ -180,7 +180,7 @@ static carry_status settle(work *w, step *s) {
 }
 
 /* Adds up to `most` tokens of a lane as a run of the step, with inputs and targets from row *row on. *is_added is false
-   if its texts have ended. */
+   if no text is left for the lane. */
 static carry_status add_run(work *w, lane *l, step *s, int64_t most, int64_t *row, bool *is_added) {
     const carry_runner_sizes *sizes = &w->runner->sizes;
     const int64_t window = w->options->length;

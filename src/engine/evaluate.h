@@ -22,7 +22,7 @@ typedef struct carry_evaluation {
     double nll;            /* the sum of -ln p over predicted tokens */
     int64_t tokens, bytes; /* number of predicted tokens, and their bytes */
     int64_t files;         /* number of files that were read to their end */
-    int64_t words;         /* number of words if all files are WikiText's (train/wikitext.h), else 0 */
+    int64_t words;         /* number of words if all files are WikiText's (tokenizer/wikitext.h), else 0 */
     double seconds;
 } carry_evaluation;
 
@@ -38,7 +38,7 @@ typedef struct carry_evaluate_options {
     void *user;
 } carry_evaluate_options;
 
-/* path: a file, or a folder of them (train/text.h). */
+/* path: a file, or a folder of them (tokenizer/text.h). */
 carry_status carry_evaluate(carry_ctx *ctx, const carry_model *model, const char *path,
                             const carry_evaluate_options *options, carry_evaluation *result);
 

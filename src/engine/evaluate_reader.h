@@ -43,8 +43,8 @@ typedef struct carry_evaluate_piece {
 carry_status carry_evaluate_reader_open(const carry_evaluate_files *files, carry_evaluate_reader *r);
 void carry_evaluate_reader_close(carry_evaluate_reader *r);
 
-/* Gets up to `most` tokens of the reader's file; without a file, it takes the next one. *skipped counts the files
-   without a token to predict. If count is 0, no file is left. */
+/* Gets up to `most` tokens of the reader's file; without a file, it takes the next one. Files without a token to
+   predict are skipped and added to *skipped. If piece->count is 0, no file is left. */
 carry_status carry_evaluate_reader_next(carry_evaluate_files *files, carry_evaluate_reader *r, int64_t most,
                                         carry_evaluate_piece *piece, int64_t *skipped);
 

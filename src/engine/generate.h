@@ -3,7 +3,7 @@
    Prompts are requests of the engine (engine/scheduler.h): every step gives one token to each active text and reads
    pieces of prompts as well; when a text ends, the next prompt takes its place. A text depends on model, prompt and
    options, not on the other texts (except for the last bits of the logits, since the order of sums may depend on the
-   number of texts). The same prompt given twice gets two texts. */
+   number of texts). A prompt that is given twice gets different random numbers each time. */
 #ifndef CARRY_ENGINE_GENERATE_H
 #define CARRY_ENGINE_GENERATE_H
 
@@ -50,8 +50,8 @@ typedef struct carry_generate_options {
     const char *state_load;          /* file of a state from which every prompt continues; NULL: prompts start texts */
     const char *state_save; /* file for the state after the text, for a single prompt; NULL: not saved. It does not
                                include an end token */
-    /* Sizes and caches of the engine; NULL: defaults. A context of 0 means: long enough for the prompts and texts. The
-       device is that of the model, and dtype is from these options. */
+    /* Sizes and caches of the engine; NULL: defaults. A context of 0 means: long enough for the prompts and texts. Its
+       device and dtype are not used: they are those of the model and `dtype` above. */
     const carry_engine_options *engine;
     /* Called after every token of a text; returning false stops everything. May be NULL. */
     bool (*heard)(void *user, int64_t prompt);

@@ -3,8 +3,9 @@
 
    On a GPU a step is recorded at its second call and replayed: ids are uploaded and logits downloaded through pinned
    memory, and the host waits once per token. With attention, positions and lengths are uploaded before each step, and a
-   step is recorded again when its caches have moved; if the device has no attention steps (f32), every step is launched
-   kernel by kernel. */
+   step is recorded again when its caches have moved; if attention steps cannot be recorded (as in f32), every step is
+   launched kernel by kernel. If the activations are bf16 and the decoding kernel (decode.h) supports the model, it runs
+   the steps instead, which are then not recorded. */
 #include "engine/generator.h"
 
 #include <inttypes.h>

@@ -6,8 +6,8 @@
 
 /* Generates for `batch` sequences at once. A prompt continues the state of its sequence and is read in pieces of
    bounded size; then every step reads one token of each sequence. logits are f32: [vocab] for the token after the
-   prompt, [batch, vocab] after a step. Steps allocate nothing except, at intervals, larger caches for attention
-   layers. */
+   prompt, [batch, vocab] after a step. After the first two steps, which set up buffers and recordings, steps allocate
+   memory only when the texts outgrow the caches of attention layers or the tables of their pages. */
 typedef struct carry_lm_generator carry_lm_generator;
 carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int64_t batch, carry_dtype dtype);
 void carry_lm_generator_free(carry_lm_generator *g);

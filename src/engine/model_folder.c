@@ -74,8 +74,8 @@ void carry_model_add_end(carry_model *model, int64_t token) {
     }
 }
 
-/* Reads eos_token_id of generation_config.json, a number or a list. A damaged file is ignored with a warning: nothing
-   else is read from it. */
+/* Reads eos_token_id, a number or a list, from generation_config.json. Only this key is needed, so a damaged file is
+   ignored with a warning. */
 static void read_generation(carry_ctx *ctx, carry_model *model) {
     char path[CARRY_FILE_PATH];
     carry_json *root;

@@ -1,8 +1,8 @@
-/* A model and its tokenizer, from a folder.
+/* A model and its tokenizer, from a folder or a .gguf file.
 
-   The folder is in the format of Hugging Face (config.json, weights, tokenizer.json), or was written by a training
-   and contains such folders named step-N: then the newest complete one is used, and a warning names the incomplete
-   ones. The tokenizer of a training may be in either place.
+   A folder is in the format of Hugging Face (config.json, weights, tokenizer.json), or is that of a training run and
+   contains such folders named step-N: then the newest complete one is used, and warnings name newer ones that are
+   incomplete or damaged. The tokenizer of a run may be in step-N or in the run's folder.
 
    Without a tokenizer.json, a vocabulary of 256 means bytes, and one of 257 to 384 bytes and <|endoftext|>. A
    vocabulary may be larger than its tokenizer (published ones are padded by hundreds): the extra numbers are not
@@ -40,8 +40,8 @@ void carry_model_borrow(carry_ctx *ctx, carry_model *model, carry_lm *lm);
 carry_status carry_model_adapt(carry_model *model, const char *adapter);
 void carry_model_close(carry_model *model);
 
-/* The default type to compute in: that of the weights if the device has fast products in it, else f32. `why` gets the
-   reason. */
+/* The default type to compute in: bf16 if most weights are stored as bf16 and the device has fast products in it, else
+   f32. `why` gets the reason. */
 #define CARRY_MODEL_WHY 128
 carry_dtype carry_model_dtype(carry_ctx *ctx, const carry_model *model, char why[CARRY_MODEL_WHY]);
 

@@ -1,14 +1,15 @@
 /* The runner of a language model on a device (engine/runner.h).
 
    The single tokens and pieces of prompts of a step are one pass through the model: each weight is read once for all of
-   them. The states are in a pool. One slot and some pages of it belong to the runner, in addition to the numbers in
-   `wanted`. On a GPU, steps of single tokens only are padded to one of a few numbers of sequences, and recorded once
-   for each.
+   them. The states are in a pool. One slot and one page of it belong to the runner, in addition to the numbers in
+   `wanted`. On a GPU, steps that have only single tokens are padded to one of a few numbers of sequences, and recorded
+   once for each.
 
    same_bits: the results of a sequence do not depend on the other sequences of a step, nor on how its tokens were split
    into steps. Products then have one order of sums for any number of rows, and attention and the delta rule go token by
-   token. On a GPU all tokens, including those of prompts, go one by one through the chain of kernels (engine/chain.h),
-   for the models that it supports; guesses go through it together with the token that they follow. */
+   token. On a GPU all tokens, including those of prompts, go one by one through the chain of kernels (engine/chain.h);
+   guesses go through it together with the token that they follow. Models that the chain does not support are then
+   refused with CARRY_EUNSUPPORTED. */
 #ifndef CARRY_ENGINE_MODEL_RUNNER_H
 #define CARRY_ENGINE_MODEL_RUNNER_H
 
@@ -21,8 +22,8 @@ typedef struct carry_model_runner_options {
     carry_lm *heads; /* multi-token heads of the model, for ops->draft; NULL: none. The runner uses them */
 } carry_model_runner_options;
 
-/* `wanted` has slots, pages, sequences, tokens and context; the runner's own sizes also have the other fields. dtype:
-   the type of activations, keys and values. The runner uses lm and must be closed before it. */
+/* Of `wanted`, only slots, pages, sequences, tokens and context are read; the runner sets the other sizes itself.
+   dtype: the type of activations, keys and values. The runner uses lm and must be closed before it. */
 carry_status carry_model_runner_new(carry_lm *lm, carry_runner **made, const carry_runner_sizes *wanted,
                                     carry_dtype dtype);
 carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, const carry_runner_sizes *wanted,

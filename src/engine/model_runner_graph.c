@@ -81,8 +81,8 @@ static carry_status record(carry_model_runner *r, carry_model_runner_bucket *buc
     return CARRY_OK;
 }
 
-/* The bucket for waves that are all as large as the first; NULL if they differ, or if all buckets are taken by other
-   shapes. */
+/* Returns the bucket for a call whose waves all have as many sequences as the first; NULL if they differ in size, or if
+   all buckets are used for other shapes. */
 static carry_model_runner_bucket *waves_of(carry_model_runner *r) {
     const carry_lm_places *p = &r->places;
     const int64_t texts = p->wave[1];

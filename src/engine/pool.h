@@ -31,10 +31,11 @@ void carry_state_pool_share_page(carry_state_pool *pool, int32_t page); /* adds 
 void carry_state_pool_give_page(carry_state_pool *pool, int32_t page);  /* removes an owner */
 bool carry_state_pool_is_shared(const carry_state_pool *pool, int32_t page);
 
-/* Chooses the numbers of slots and pages that fit into `memory` bytes: a slot for each sequence; pages for at least one
-   whole context and up to half of the memory (all of it without slots for snapshots); and with the rest more slots, up
-   to `most_slots` in all. CARRY_ESIZE if one sequence with its whole context does not fit; the message states the
-   bytes. */
+/* Chooses the numbers of slots and pages that fit into `memory` bytes. Each sequence gets a slot; if these slots would
+   take more than half of the memory, fewer, but at least as many as whole contexts fit. Pages get half of the remaining
+   memory, or more if one whole context needs it, or all of it if no slots for snapshots are wanted; but at most as many
+   as the contexts of all sequences and of `spare` more need. The rest becomes slots for snapshots, up to `most_slots`
+   slots in all. CARRY_ESIZE if one sequence with its whole context does not fit; the message states the bytes. */
 typedef struct carry_pool_demand {
     size_t slot_bytes, page_bytes; /* page_bytes 0: no pages */
     int64_t sequences, context, most_slots;

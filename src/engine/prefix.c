@@ -1,4 +1,4 @@
-/* The tree of cached prefixes: finding, adding, evicting, restoring.
+/* The tree of cached prefixes: its nodes, and adding and evicting snapshots. prefix_find.c finds and restores them.
 
    One hash table has all nodes, by the hash of all tokens up to their end; the tokens of a block and its parent are
    compared too, so that a hash collision is never taken for a hit. */

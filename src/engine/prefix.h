@@ -6,8 +6,8 @@
    with: the deepest snapshot on its path is restored, and reading continues from there.
 
    When slots, pages or bytes are needed, the least recently used snapshots leave the device: to host memory and then to
-   files, if limits for these are set (prefix_disk.h), else they are dropped. A page stays on the device as long as a
-   snapshot below it does. */
+   files, if limits for these are set (prefix_disk.h), else they are dropped. Minor snapshots (is_minor of a node) are
+   evicted before all others, and are always dropped. A page stays on the device as long as a snapshot below it does. */
 #ifndef CARRY_ENGINE_PREFIX_H
 #define CARRY_ENGINE_PREFIX_H
 
@@ -80,12 +80,12 @@ typedef struct carry_prefix_hit {
    one can be sampled. */
 carry_prefix_hit carry_prefix_find(carry_prefix *prefix, const int32_t *ids, int64_t count);
 void carry_prefix_unpin(carry_prefix_node *node);
-/* Restores the state of a hit into a slot and pages: pages[0..] for its length, each shared or new. On failure no page
-   is held. */
+/* Restores the state of a hit: copies its recurrent part to a slot, and sets pages[0..] to the pages of its tokens,
+   which are shared with the cache or new. On failure the caller owns none of the pages. */
 carry_status carry_prefix_restore(carry_prefix *prefix, const carry_prefix_hit *hit, int32_t slot, int32_t *pages);
 
-/* Adds a snapshot of a state. Returns false if there is no slot for it, which is not an error: minor snapshots only
-   take free slots and those of other minor ones. */
+/* Adds a snapshot of a state. Returns false if it could not be added, for example because there is no slot for it; this
+   is not an error. Minor snapshots (carry_prefix_node) only take free slots and those of other minor ones. */
 bool carry_prefix_insert(carry_prefix *prefix, const int32_t *ids, int64_t length, int32_t slot, const int32_t *pages,
                          bool is_minor);
 /* Drops all snapshots on the path of these tokens, because a sequence failed after them. */

@@ -27,8 +27,8 @@ carry_status carry_prefix_open(carry_ctx *ctx, carry_prefix *p, carry_runner *ru
     return CARRY_OK;
 }
 
-/* Writes the newest snapshots of a tier, as many as fit. The newest is written last, so that its file is deleted
-   last. */
+/* Writes the newest snapshots of a list to files, except minor ones, as many as fit by the sizes of their slots. The
+   newest is written last, so that its file is deleted last. */
 static void store(carry_prefix *p, const carry_prefix_list *list) {
     size_t room = p->options.folder_bytes;
     carry_prefix_node *first = NULL;

@@ -7,7 +7,7 @@
 
    A step reads some tokens of each of its sequences: pieces of prompts and single tokens together. If the next token of
    a sequence is wanted, it is sampled with the sequence's own options. Steps are enqueued in the device's stream in
-   order; results are read later with carry_runner_results, so that a step can be enqueued before the results of the
+   order; results are read later (carry_runner_ops.results), so that a step can be enqueued before the results of the
    previous one are known. */
 #ifndef CARRY_ENGINE_RUNNER_H
 #define CARRY_ENGINE_RUNNER_H
@@ -45,10 +45,10 @@ typedef struct carry_run {
     bool wants_token;       /* sample the next token, after the last of these */
     const int32_t *targets; /* for a runner that scores: [count], the token that follows each; -1: not counted */
     /* This run has one token, which follows that of the previous run of the step (also one token, with the same pages).
-       Its state continues from that run's and is stored in this run's slot. Both states remain, so that whether the
-       token was right can be decided later. */
+       Its state continues from that run's and is stored in this run's slot. Both states remain, so that the caller can
+       decide later whether the token was right. */
     bool follows;
-    /* Used if wants_token. The token depends only on the logits, these options and `at`. */
+    /* Used if wants_token. The token depends only on the logits and the fields from here to `bias`. */
     const carry_sampling *sampling;
     uint64_t stream, at;  /* as in carry_sample */
     const uint32_t *seen; /* tokens for the repetition penalty, each once */
@@ -60,7 +60,7 @@ typedef struct carry_run {
 } carry_run;
 
 typedef struct carry_run_result {
-    int32_t token;  /* -1: none was wanted */
+    int32_t token;  /* -1: none was wanted, or is_failed */
     bool is_failed; /* the logits have NaN or plus infinity, or allow no token: the sequence cannot continue */
     float logprob;  /* log probability of the token, before temperature and filters */
     int32_t top[CARRY_RUN_LOGPROBS];
@@ -90,9 +90,9 @@ typedef struct carry_runner_ops {
     carry_status (*write_page)(carry_runner *runner, int32_t page, const void *from);
     /* A hash of configuration and weights: states of a model with another hash are refused. */
     carry_status (*hash)(carry_runner *runner, uint64_t *hash);
-    /* Guesses the `most` tokens after each of `count` runs, which have one token each, with known ids: guesses[i *
-       most] is the first for run i. The state stays as before the runs. Pages are as for length + most tokens. NULL, or
-       CARRY_EUNSUPPORTED: the runner does not guess. */
+    /* Guesses the `most` tokens after each of `count` runs, which have one token each and whose ids are not NULL:
+       guesses[i * most] is the first for run i. States do not change. The pages of a run must be enough for length +
+       most tokens. NULL, or CARRY_EUNSUPPORTED: the runner does not guess. */
     carry_status (*draft)(carry_runner *runner, const carry_run *runs, int64_t count, int64_t most, int32_t *guesses);
 } carry_runner_ops;
 

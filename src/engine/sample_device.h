@@ -1,7 +1,8 @@
 /* Sampling on a GPU: one token for each row of a matrix of logits on the device.
 
-   The rules are those of sample.h. Probabilities are integers here, multiples of 2^-40 of the likeliest token's, so
-   that sums have the same bits in any order; a token below that is never sampled. */
+   The rules are those of sample.h. Probabilities are rounded down to multiples of 2^-40 of the likeliest token's and
+   stored as integers, so that sums have the same bits in any order. A token whose probability is less than 2^-40 of the
+   likeliest token's is never sampled. */
 #ifndef CARRY_ENGINE_SAMPLE_DEVICE_H
 #define CARRY_ENGINE_SAMPLE_DEVICE_H
 

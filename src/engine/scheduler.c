@@ -278,8 +278,8 @@ static void take_result(carry_scheduler *s, carry_sequence *q, const carry_run_r
     }
 }
 
-/* Accepts guesses as long as they equal the sampled tokens. The text continues with the slot of the last one
-   accepted. */
+/* Accepts guesses as long as they equal the sampled tokens; the first draft_forced ones are accepted in any case. The
+   text continues with the slot of the last accepted guess. */
 static void take_drafts(carry_scheduler *s, carry_sequence *q, const carry_run_result *results) {
     carry_track *t = &q->track;
     for (int64_t i = 0; i < q->draft_count; i++) {

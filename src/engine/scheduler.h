@@ -2,9 +2,10 @@
 
    Requests wait in a bounded queue, first come, first served. A request is admitted when the pool has a slot and all
    pages that it may ever need, so that an admitted sequence can always finish; cached prefixes are evicted for it. A
-   step has one token of every sequence that is generating, and pieces of prompts. Pieces end at multiples of
-   CARRY_PAGE_TOKENS tokens of the text, unless the runner reads them token by token. While texts are generated, pieces
-   are kept small and rare enough that each text keeps at least half of the rate that it has without them.
+   step has one token of every sequence that is generating, with its guesses, and pieces of prompts. A piece ends at the
+   end of its prompt or at a multiple of CARRY_PAGE_TOKENS tokens of the text, unless the runner reads prompts token by
+   token. While texts are generated, pieces are kept small and rare enough that each text keeps at least half of the
+   rate that it has without them.
 
    If the runner overlaps with the host, a step is enqueued before the results of the last one are read. If a sequence
    ends in the meantime, that step has already read its last token, and the result is dropped.
@@ -37,9 +38,9 @@ typedef struct carry_scheduler_options {
     int64_t draft_forced; /* for measurements: this many guesses of a step count as right, whatever was sampled */
     int64_t
         snapshot_every; /* interval of snapshots in a prompt, in tokens: a multiple of CARRY_PAGE_TOKENS; 0: 1,024 */
-    /* Prompts with fewer tokens to read are not split before their last block, where the state is otherwise cached: it
-       is cached at their end instead. On a GPU an additional piece costs more than reading a short prompt again. Not
-       used with same_bits. */
+    /* Prompts with fewer than this many tokens to read are not split before their last block, where the state is
+       otherwise cached: it is cached at the end of the prompt instead. On a GPU an additional piece costs more than
+       reading a short prompt again. Not used with same_bits. */
     int64_t cut_from;
     bool same_bits; /* texts do not depend on the contents of the cache: no snapshots after sampled tokens */
     double (*clock)(void *user); /* NULL: carry_seconds */
@@ -53,7 +54,7 @@ carry_status carry_scheduler_new(carry_ctx *ctx, carry_scheduler **made, carry_r
 /* Active requests end without events. */
 void carry_scheduler_free(carry_scheduler *scheduler);
 
-/* Takes over the sequence on success. CARRY_ESIZE: the queue is full, or the request can never fit. */
+/* Takes over the sequence on success. CARRY_ESIZE: the queue is full. */
 carry_status carry_scheduler_add(carry_scheduler *s, carry_sequence *q, uint64_t request);
 /* Returns false if the request is unknown or has ended. Its end is reported by this or a later step. */
 bool carry_scheduler_cancel(carry_scheduler *scheduler, uint64_t request);

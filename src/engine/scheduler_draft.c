@@ -23,8 +23,8 @@ static int64_t most_of(const carry_scheduler *s, const carry_sequence *q) {
     return context < most ? context : most;
 }
 
-/* Lets the runner guess for the texts in s->runs, whose sequences are in s->guessing. All get the same number of
-   guesses; a failure means none, and the step after it reports its cause. */
+/* Asks the runner for `most` draft tokens for each run in s->runs; s->guessing has their sequences. If it fails
+   there are no drafts, and the next step reports the cause. */
 static void guess_by_runner(carry_scheduler *s, int64_t count, int64_t most) {
     int32_t *guesses = s->guesses;
     if (s->runner->ops->draft(s->runner, s->runs, count, most, guesses) != CARRY_OK) {

@@ -43,8 +43,8 @@ struct carry_scheduler {
     carry_run_result *results;
     carry_sequence **guessing; /* texts for which the runner guesses */
     int32_t *guesses;          /* [texts, CARRY_DRAFT_MOST] */
-    /* Measured times in seconds: of a step without prompts, and of a token of a prompt. debt: time that prompts took
-       from texts beyond their half. */
+    /* Measured times in seconds: of a step without prompts, and of a token of a prompt. debt: the time by which prompts
+       have slowed down texts beyond the half that they may take (scheduler_plan.c). */
     double write_s, token_s, debt, last_result;
     bool has_ended; /* some sequence has ended since the last sweep */
     carry_scheduler_stats stats;

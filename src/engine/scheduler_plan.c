@@ -1,8 +1,9 @@
 /* The runs of a step.
 
-   Texts keep at least half of their rate while prompts are read. If a step with only texts takes w seconds, a step with
-   pieces of prompts that takes m seconds costs them m - 2 w; each step without pieces pays back w. Pieces are read only
-   while nothing is owed. A piece takes as long as a few steps of texts, so that no text pauses for long. */
+   Texts keep at least half of their rate while prompts are read. If a step with only texts takes w seconds, a step that
+   has pieces of prompts too and takes m seconds adds m - 2 w to a debt; each step without pieces subtracts w. Beside
+   texts, pieces are read only while there is no debt. A piece takes as long as a few steps of texts, so that no text
+   pauses for long. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -106,8 +107,8 @@ static int64_t cached_end(const carry_scheduler *s, const carry_sequence *q) {
     return is_cut(s, q) || last == 0 ? last : q->prompt_end;
 }
 
-/* The end of a prompt's next piece, at most `most` tokens further; `length` if not even a block fits, where pieces are
-   whole blocks. */
+/* Returns the position at which a prompt's next piece ends, at most `most` tokens further on; or the current length if
+   pieces must end at multiples of BLOCK and the next multiple is further away than that. */
 static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int64_t most) {
     const int64_t length = q->track.length;
     const int64_t every = s->options.snapshot_every;
@@ -160,9 +161,8 @@ static carry_sequence *shortest(const carry_scheduler *s) {
     return found;
 }
 
-/* Adds pieces of prompts, the shortest first: this gives the earliest first tokens on average, and of prompts that
-   arrived together not all are late. The oldest prompt gets a quarter of each step, so that it ends whatever arrives
-   later. */
+/* Adds pieces of prompts, first of those with the fewest tokens left: this minimises the mean time to the first token.
+   The oldest prompt gets a quarter of each step, so that it finishes even if shorter ones keep arriving. */
 static void add_prompts(carry_scheduler *s, carry_flight *f, int64_t left) {
     carry_sequence *oldest = NULL;
     for (int64_t i = 0; i < s->active_count; i++) {

@@ -1,8 +1,8 @@
 /* A text in progress: its tokens, its state in the pool, its options.
 
-   A track is a list of tokens and the state after the first `length` of them. A sequence has a track, and so has a
-   state that is kept after its text has ended (engine/states.h). Pages of a track may be shared with other tracks and
-   with cached prefixes: if the last page is shared, carry_track_extend copies it before a step writes to it. */
+   A track is a list of tokens and the state after the first `length` of them. Sequences have a track, and so do states
+   that are kept after their text has ended (states.c). Pages of a track may be shared with other tracks and with cached
+   prefixes: if the last page is shared, carry_track_extend copies it before a step writes to it. */
 #ifndef CARRY_ENGINE_SEQUENCE_H
 #define CARRY_ENGINE_SEQUENCE_H
 
@@ -130,8 +130,8 @@ carry_status carry_sequence_open_rules(carry_ctx *ctx, carry_sequence *sequence,
 void carry_sequence_close_rules(carry_sequence *sequence);
 /* Adds a token of the text to penalties and constraint. */
 void carry_sequence_note(carry_sequence *sequence, int32_t id);
-/* Gets the tokens that may be sampled next, as `allowed` of carry_run, by calling the constraint. False if it
-   failed. */
+/* Gets the tokens that may be sampled next, as `allowed` of carry_run, by calling the constraint. Returns false if the
+   constraint does: it allows no token or exceeds its bound of work. */
 bool carry_sequence_allow(carry_sequence *sequence, const uint32_t **allowed);
 /* True if sampling needs the last token in addition to the logits. */
 bool carry_sequence_needs_last(const carry_sequence *sequence);

@@ -33,8 +33,8 @@ void carry_checkpoint_sweep(const char *folder);
    too. */
 carry_status carry_checkpoint_prune(carry_ctx *ctx, const char *folder, int64_t newest, int64_t keep);
 
-/* Reads train.json and checks its last member, a checksum of the text before it, which older files lack. The caller
-   frees *document. */
+/* Reads train.json or checksums.json and checks its last member, a checksum of the text before it (older files have
+   none). The caller frees *document. */
 carry_status carry_checkpoint_note(carry_ctx *ctx, carry_json **document, const char *path);
 /* Reads a non-negative integer of an object in train.json. */
 carry_status carry_checkpoint_whole(carry_ctx *ctx, int64_t *to, const carry_json *object, const char *key,

@@ -2,7 +2,7 @@
    metadata becomes the texts of config.json, tokenizer.json and tokenizer_config.json.
 
    Architectures: qwen35 (Qwen3.5). Its files store norms with 1 added, -exp(A_log) in place of A_log, and the value
-   heads of the delta rule in the order of carry_head_order. Reading undoes these changes. */
+   heads of the delta rule in the order of carry_head_order (quantised.h). Reading undoes these changes. */
 #ifndef CARRY_FILE_GGUF_MODEL_H
 #define CARRY_FILE_GGUF_MODEL_H
 

@@ -54,8 +54,8 @@ static const known of_layer[] = {
     {"ffn_down.weight", "mlp.down_proj.weight", SAME},
 };
 
-/* Finds the table entry of a name, and its Hugging Face name in `to`. Returns NULL for an unknown name, which is
-   kept. */
+/* Finds the table entry of a tensor's name in the file, and writes its Hugging Face name to `to`. Returns NULL for an
+   unknown name; the tensor then keeps it. *drops: the tensor belongs to a multi-token head. */
 static const known *find_name(const char *name, const carry_gguf_sizes *sizes, char to[CARRY_SAFETENSORS_NAME],
                               bool *drops) {
     int layer = -1;
@@ -116,8 +116,8 @@ static void make_values(float *to, const carry_tensor *from, tensor_form form, c
     }
 }
 
-/* True if the tensor has the number of rows or columns that the order covers. Otherwise an error follows when shapes
-   are compared. */
+/* True if the tensor has rank 1 or 2 and as many rows or columns as the order covers. If not, loading the model fails
+   later, when shapes are compared. */
 static bool fits(const carry_tensor *view, const carry_head_order *order) {
     const int64_t last = view->rank - 1;
     const int64_t has = order->of_columns ? view->shape[last] : view->shape[0];

@@ -1,6 +1,6 @@
 /* The cache of the Hugging Face hub, in the layout that its own programs use:
 
-       $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub
+       $HF_HUB_CACHE, else $HF_HOME/hub, else $XDG_CACHE_HOME/huggingface/hub, else ~/.cache/huggingface/hub
            models--OWNER--NAME/
                refs/main                   the commit that a branch or tag was at
                snapshots/COMMIT/FILE       a link to
@@ -24,8 +24,8 @@ typedef struct carry_hub_model {
 carry_status carry_hub_parse(carry_ctx *ctx, carry_hub_model *model, const char *text);
 /* Makes the path of the model's folder in the cache, which need not exist. */
 carry_status carry_hub_model_folder(carry_ctx *ctx, char path[CARRY_FILE_PATH], const carry_hub_model *model);
-/* Copies folder, or for hf:OWNER/NAME finds the snapshot in the cache. The message of CARRY_ENOTFOUND names the command
-   that downloads it. */
+/* Sets path to `folder` itself or, if that is hf:OWNER/NAME or hf:OWNER/NAME@REVISION, to the model's snapshot in the
+   cache. The message of CARRY_ENOTFOUND names the command that downloads it. */
 carry_status carry_hub_resolve(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder);
 bool carry_hub_is_hash(const char *text, size_t digits); /* exactly `digits` lowercase hexadecimal digits */
 

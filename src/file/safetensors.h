@@ -50,8 +50,9 @@ typedef struct carry_safetensors_item {
 } carry_safetensors_item;
 
 /* Replaces path as a whole (core/file.h): after a crash or with a full disk, the previous file remains. Tensors are
-   written by element size and then by name, whatever the order of items, so equal tensors give equal bytes. notes is a
-   list of UTF-8 texts (key, value, key, value, ..., NULL; may be NULL), which become the metadata. */
+   written in the order of decreasing element size, then of names, whatever the order of items, so equal tensors give
+   equal bytes. notes is a list of UTF-8 texts (key, value, key, value, ..., NULL; may be NULL), which become the
+   metadata. */
 carry_status carry_safetensors_write(carry_ctx *ctx, const char *path, const carry_safetensors_item *items,
                                      int64_t count, const char *const *notes);
 

@@ -16,8 +16,8 @@ typedef struct carry_weights {
     float *made;                   /* values that differ from those stored in a GGUF file */
 } carry_weights;
 
-/* The index may name only files of the same folder, without a path. Every tensor of the index must be in the file that
-   it names, and every tensor of the files must be in the index. */
+/* carry_weights_open: the index may name only files of the same folder, without a path. Every tensor of the index must
+   be in the file that the index gives for it, and every tensor of the files must be in the index. */
 bool carry_weights_is_file(const char *folder); /* the path ends in .safetensors and is a file */
 carry_status carry_weights_open(carry_ctx *ctx, carry_weights *weights, const char *folder);
 void carry_weights_close(carry_weights *weights);

@@ -76,7 +76,9 @@ static bool is_part(const carry_weights *w, const char *name) {
     return false;
 }
 
-/* Renames the tensors with values to M.weight, and marks the other parts of quantised matrices by an empty name. */
+/* Replaces the view of each tensor that has the values of a quantised matrix by a view of the whole matrix
+   (carry_quant_source_view). Sets the data of the matrix's other tensors (scales, zeros) to NULL, so that remove_parts
+   removes them. */
 static carry_status rename_entries(carry_ctx *ctx, carry_weights *w) {
     int64_t made = 0;
     for (int64_t f = 0; f < w->files; f++) {

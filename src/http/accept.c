@@ -1,6 +1,8 @@
-/* Accepts connections and limits them: in total, per address, and per address without a complete request. To make room
-   for a new connection, the oldest connection without a request is closed, or a WebSocket of the address that has the
-   most of them. Silent connections therefore cannot lock out other clients. */
+/* Accepts connections and limits their number: in total, per address, and per address before the request's head is
+   complete. A connection beyond the total or the limit of its address is refused, but makes room for the client's next
+   try: the oldest connection without a complete head is closed and, at the total limit, also a WebSocket of the address
+   that has the most of them, if it has at least two more than the client's address. At the limit of incomplete heads,
+   the new connection replaces the oldest of them. Silent connections therefore cannot lock out other clients. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -35,8 +37,8 @@ static bool is_half_open(const carry_http_connection *connection) {
     return connection->request.method == NULL && !connection->lingering;
 }
 
-/* Closes the oldest connection without a request if there are at least `least` of them; address: counts only this
-   address, or all if NULL. */
+/* Closes the oldest connection without a complete head, if there are at least `least` such connections. address:
+   considers only connections from this address; NULL: all. */
 static void drop_oldest(carry_http_server *server, const carry_http_address *address, int least) {
     carry_http_connection *oldest = NULL;
     int count = 0;
@@ -97,8 +99,8 @@ static void admit(carry_http_server *server, int file, const struct sockaddr_sto
     adopt(server, file);
 }
 
-/* Called when no file descriptor is left. Closes the spare descriptor to accept the first connection in the backlog,
-   and closes that one too. Otherwise it would stay in the backlog and wake the server forever. */
+/* Called when no file descriptor is left. Closes the spare descriptor, accepts the first connection in the backlog
+   with it and closes that connection, which would otherwise stay in the backlog and wake the server forever. */
 static bool shed_one(carry_http_server *server) {
     drop_oldest(server, NULL, 1);
     if (server->spare >= 0) {

@@ -261,8 +261,8 @@ int carry_http_connection_callback(struct lws *wsi, enum lws_callback_reasons re
     }
 }
 
-/* Called after the callbacks of a poll: libwebsockets 4.1 loses a request for writing that is made inside the file's
-   own callback. */
+/* Called after the callbacks of a poll: libwebsockets 4.1 ignores lws_callback_on_writable if it is called inside a
+   callback of the same connection. */
 void carry_http_ask_blocked(carry_http_server *server) {
     if (!server->has_blocked) {
         return;
@@ -275,8 +275,9 @@ void carry_http_ask_blocked(carry_http_server *server) {
     }
 }
 
-/* Output is sent here and not in the callback for writing: with a stream on every connection, each callback costs a
-   poll of all of them. The callback sends what is left, and closes failed connections. */
+/* Sends queued output directly and not in the callback for writing: with a stream on every connection, each callback
+   costs a poll of all sockets. The callback sends output that the socket did not take here, and closes failed
+   connections. */
 void carry_http_send_connections(carry_http_server *server) {
     for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {
         if (one->response != NULL && !one->lingering && carry_http_has_output(one->response) &&

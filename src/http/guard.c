@@ -1,5 +1,6 @@
-/* Access checks, in this order. Host: a page of another site whose name was pointed at this machine ("DNS rebinding")
-   sends its own name. Origin: browsers send it with every WebSocket and POST of a page. Token. */
+/* Access checks: the headers Host and Origin, then the token. Checking Host stops DNS rebinding: if another site makes
+   its name resolve to this machine, requests of its pages have that name in Host. Checking Origin stops pages of other
+   sites from using this server: browsers send the origin of the page with every WebSocket and POST. */
 #include <ctype.h>
 #include <string.h>
 #include <strings.h>

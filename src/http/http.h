@@ -4,9 +4,10 @@
    the response and answers later, from any thread.
 
    A connection carries one request and is closed after the response. Every request is checked in this order: syntax and
-   sizes, the Host header (DNS rebinding), the Origin header, the token (not for public paths); then route, method,
-   Content-Length. A request that fails a check gets an error response; its handler is not called. Wrong tokens are
-   counted per address: ten at once, then one a second; further ones get 429. The right token always passes.
+   sizes, the Host header (DNS rebinding), the Origin header, the token (not for public paths and CORS preflights); then
+   route, method, Content-Length. For a WebSocket, the path is checked before Host. A request that fails a check gets an
+   error response; its handler is not called. Wrong tokens are counted per address: ten at once, then one a second;
+   further ones get 429. The right token always passes.
 
    Limits: bytes of headers, bodies, messages and queued output; connections in total and per address; the time that a
    client may keep the server waiting. */
@@ -65,8 +66,8 @@ typedef enum carry_http_sent {
 } carry_http_sent;
 
 /* Adds a header before the response begins. Content-Security-Policy, if added, replaces the default, which forbids
-   everything. Name and value may not have control characters. Returns false if the header does not fit; it is then left
-   out. */
+   everything. Returns false, without adding the header, if the name has a control character, a space or a colon, if the
+   value has a control character other than a tab, or if the header does not fit. */
 bool carry_http_add_header(carry_http_response *response, const char *name, const char *value);
 
 /* Sends a whole response. type is the Content-Type; NULL: the response has no body. (ends) */
@@ -121,9 +122,9 @@ unsigned char *carry_http_socket_buffer(carry_http_socket *socket, size_t length
 bool carry_http_socket_send(carry_http_socket *socket, bool binary, size_t length);
 /* Closes with a status of RFC 6455, section 7.4, and a reason, which must be a constant of at most 123 bytes. */
 void carry_http_socket_close(carry_http_socket *socket, int status, const char *reason);
-/* For an endpoint that has reached a limit of its own: closes one of its sockets (status 1013), from the address that
-   has the most, if that address has more than the one of `newcomer`. If this returns true, `closed` has been called for
-   it. */
+/* For an endpoint that has reached a limit of its own: if the address with the most sockets has more of them than the
+   address of `newcomer`, closes one of its sockets at this endpoint (status 1013). Returns true if a socket was closed;
+   `closed` has then been called for it. */
 bool carry_http_socket_replace(carry_http_socket *newcomer);
 
 /* The server. */

@@ -154,8 +154,8 @@ carry_http_flush carry_http_send_queued(carry_http_response *response, int file,
 int carry_http_socket_callback(carry_http_server *server, struct lws *wsi, enum lws_callback_reasons reason,
                                carry_http_socket *socket, void *in, size_t length);
 void carry_http_drop_stalled(carry_http_server *server);
-/* Closes a WebSocket of the address that has the most, if that is more than `least`; endpoint: counts only this
-   endpoint, or all if NULL. */
+/* Closes a WebSocket of the address that has the most, if it has more than `least`. endpoint: closes only a WebSocket
+   of this endpoint, although those of all endpoints are counted; NULL: any. Returns true if one was closed. */
 bool carry_http_drop_socket(carry_http_server *server, const carry_http_endpoint *endpoint, int least);
 
 #endif

@@ -121,8 +121,7 @@ static void close_socket(carry_http_server *server, carry_http_socket *socket) {
     unlink_socket(server, socket);
 }
 
-/* True if a is to be closed before b: a stalled socket first, then the one that has been without a message for
-   longer. */
+/* True if a is to be closed before b: stalled sockets come first, then the socket whose last message is oldest. */
 static bool closes_before(const carry_http_socket *a, const carry_http_socket *b, double now) {
     const bool a_stalls = a->waiting > 0.0 && now - a->waiting > STALLED;
     const bool b_stalls = b->waiting > 0.0 && now - b->waiting > STALLED;

@@ -1,5 +1,6 @@
 /* Fetches ranges of files over several connections at once. Each range is written to its position in blobs/HASH.carry.
-   When it is complete, its byte in blobs/HASH.carry.parts is set, so that a later call requests only the others. */
+   When it is complete, its byte in blobs/HASH.carry.parts is set, so that a later call requests only the missing
+   ranges. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
 
    The interval of a ratio comes from the samples of both runs and does not include changes between the runs: other
    load, another clock, a different memory layout. So 5 % is allowed as noise between runs, plus the drift of the
-   machine's ceilings, which each run measures, plus, for each problem, the share of the machine that other processes
-   used during its measurement. */
+   ceilings that each run measures (if both ran on the same machine), plus, for each problem, the share by which other
+   processes lengthened its time. */
 #include "lab/compare.h"
 
 #include <math.h>
@@ -15,8 +15,8 @@
 
 #define SLACK 0.05
 #define BOOTSTRAP_SEED 1
-/* This share of the pairs may differ although nothing changed: a 95 % interval misses one in twenty, and pairs are
-   correlated. A pair that differs by more than four times the noise is not such a miss. */
+/* Up to this share of the pairs may differ by chance: a 95 % interval misses the true ratio one time in twenty, and
+   pairs are correlated. A pair that differs by more than FAR times the noise does not differ by chance. */
 #define CHANCE 0.1
 #define FAR 4.0
 
@@ -24,8 +24,8 @@ static bool same_thing(const carry_run_result *a, const carry_run_result *b) {
     return strcmp(a->is.problem, b->is.problem) == 0 && strcmp(a->is.method, b->is.method) == 0;
 }
 
-/* Finds the result of the same problem and method in the other run. If a run has several (hot and cold, in two
-   stages), results are matched in order. */
+/* Finds the result in `run` of the same problem and method as result `index` of `other`; NULL if it was not measured.
+   If there are several, such as one per stage, they are matched in order. */
 static const carry_run_result *find(const carry_run *run, const carry_run *other, int index) {
     int before = 0;
     for (int i = 0; i < index; i++) {
@@ -52,8 +52,8 @@ static double drift_of(double a, double b) {
     return a > 0.0 && b > 0.0 ? fabs(log(a / b)) : 0.0;
 }
 
-/* How much longer a result took because of other processes, as a share, from the contention c stored in the run: a
-   process that gets 1 - c of a core takes 1 / (1 - c) of the time. */
+/* Returns the share by which other processes lengthened a result's time, c / (1 - c) for the contention c stored in the
+   run: a process that gets 1 - c of a core takes 1 / (1 - c) times as long. */
 static double lengthening(carry_comparison *c, const carry_run *run, const carry_run_result *result) {
     int64_t at = result - run->result;
     int64_t nearest = -1;

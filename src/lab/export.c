@@ -127,8 +127,8 @@ carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
     return carry_export_line(ctx, to, run, &text);
 }
 
-/* Writes text in quotes with quotes doubled (RFC 4180). Spreadsheets evaluate text that begins with one of these
-   characters, unless a ' precedes it. */
+/* Writes text in quotes with quotes doubled (RFC 4180). Text that begins with = + - @, a tab or a carriage return gets
+   a ' in front, since spreadsheets would evaluate it as a formula. */
 void carry_export_csv_text(FILE *to, const char *text) {
     (void)fputc('"', to);
     if (*text != '\0' && strchr("=+-@\t\r", *text) != NULL) {

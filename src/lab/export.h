@@ -14,8 +14,8 @@ void carry_export_csv(FILE *to, const carry_run *run, bool samples);
 
 /* True if a run has no results but metrics over steps, as a training has. */
 bool carry_export_has_curve(const carry_run *run);
-/* Writes such runs as a table: a row per logged step, and a column per metric of any run, at most
-   CARRY_EXPORT_METRICS. */
+/* Writes the metrics over steps of runs as a table: a row per logged step, and a column per metric of any of the runs,
+   at most CARRY_EXPORT_METRICS columns. */
 #define CARRY_EXPORT_METRICS 64
 carry_status carry_export_csv_curves(carry_ctx *ctx, FILE *to, carry_run *const *runs, int count);
 /* Writes a history in the format of Weights & Biases: per line an object with _step, _timestamp, _runtime and the

@@ -1,13 +1,14 @@
 /* Event files for TensorBoard.
 
-   A file is a row of records: the length (8 bytes), its masked CRC-32C (4), the bytes, their masked CRC-32C (4), all
-   little-endian. Each record is a protocol buffer:
+   A file is a sequence of records: the length (8 bytes), its masked CRC-32C (4), the bytes, their masked CRC-32C (4),
+   all little-endian. Each record is a protocol buffer:
 
        Event    1: wall_time (double)  2: step (varint)  3: file_version (text)  5: Summary
        Summary  1: Value, repeated
        Value    1: tag (text)  2: simple_value (float)  8: TensorProto  9: SummaryMetadata
 
-   The first has the file version and nothing else. A text is a tensor of strings whose metadata names the plugin. */
+   The first event contains only wall_time and file_version. A text is a tensor of strings, whose metadata names the
+   plugin that shows it. */
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>

@@ -247,7 +247,7 @@ static carry_status start(child *c) {
 }
 
 /* Blocks SIGPIPE, since a child that closes its input early must not end this process. Only this thread blocks it,
-   because others may be starting programs too; a pending one is consumed before signals are unblocked. */
+   because others may be starting programs too; a pending SIGPIPE is consumed before signals are unblocked. */
 static void hold_pipe_signal(sigset_t *before) {
     sigset_t pipe_signal;
     (void)sigemptyset(&pipe_signal);

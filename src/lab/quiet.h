@@ -13,9 +13,9 @@ typedef struct carry_quiet {
 } carry_quiet;
 
 carry_quiet carry_quiet_now(void);
-/* The share of the processor time wanted by `threads` threads that other processes used instead since then; 0 on a
-   quiet machine, or if unknown. It is also 0 for less than a fifth of a second, which is too short for the kernel's
-   ticks. */
+/* The share of the processor time wanted by `threads` threads that other processes used instead since `since`, at most
+   0.9; 0 on a quiet machine, or if unknown. It is also 0 for less than a fifth of a second, which is too short for the
+   kernel's ticks. */
 double carry_quiet_contention(carry_quiet since, int threads);
 
 #endif

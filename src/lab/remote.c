@@ -144,8 +144,8 @@ carry_status carry_remote_end(carry_remote *remote) {
     return CARRY_OK;
 }
 
-/* The shell leads the session made by sshd, so its process number is that of its group. ssh's own exit code is
-   distinguished. */
+/* The shell leads the session made by sshd, so its process number is that of its process group. A command that exits
+   with 255 is reported as 254, since 255 is what ssh returns when ssh itself fails. */
 carry_status carry_remote_shell(carry_remote *remote, carry_process_result *result, const char *name,
                                 const char *command, const char *const *settings, const carry_process *how) {
     static const char head[] = " || exit 1\necho $$ > ../pid\nenv";

@@ -37,7 +37,8 @@ carry_status carry_remote_allocate(carry_remote *remote, int64_t number);
 carry_status carry_remote_sync(carry_remote *remote, const char *folder, const char *name, const char *program,
                                char prefix[1024]);
 /* Runs a script with sh in the remote home folder. The result is as for carry_process_run. CARRY_EIO when ssh itself
-   failed: the host could not be reached, or the connection was lost. */
+   failed: the host could not be reached, or the connection was lost; CARRY_ETIMEOUT after `seconds`; CARRY_EINTERRUPTED
+   when `stop` returned true. */
 carry_status carry_remote_run(carry_remote *remote, carry_process_result *result, const char *script, size_t limit,
                               double seconds, bool (*stop)(void));
 /* Runs `sh -c command` in the remote PATH/name, with settings (NAME=VALUE) in its environment. A timeout is a

@@ -1,6 +1,6 @@
 /* YAML files as trees: mappings, sequences and scalars, each with its position, so that errors are reported with
    line and column. Anchors, tags and several documents are refused: experiments and cards do not need them, and
-   files are not trusted. At most 1 MiB, 64 levels, 100,000 nodes. */
+   files are not trusted. At most 1 MiB, 64 levels, 100,000 nodes, and 4,096 keys in a mapping. */
 #ifndef CARRY_LAB_YAML_H
 #define CARRY_LAB_YAML_H
 

@@ -300,8 +300,8 @@ carry_status carry_parameters_see(const carry_parameters *own, float *buffer, co
     return carry_parameters_download(own, *copied, buffer, 0, own->count);
 }
 
-/* Converts this rank's part of the whole tensor to f32 in host memory. The part's rows are adjacent in the whole tensor
-   if the cut is at the first index, and apart if it is at the second. */
+/* Converts this rank's part of the whole tensor to f32 in host memory. The part is contiguous in the whole tensor if
+   the first index is split over ranks, and a piece of each row if the second one is. */
 static carry_status take_part(const carry_parameters *own, const carry_parameter *p, float *to, const void *whole,
                               carry_dtype dtype) {
     const int ranks = own->ranks > 1 ? own->ranks : 1;

@@ -1,9 +1,10 @@
 /* The parameters of a model: a list of named tensors, and flat f32 buffers on one device that hold all of them, so that
    optimizers, reductions and files see arrays. Language models and video transformers share this module.
 
-   A model adds its parameters one after the other, then allocates. Start values are computed on the host and uploaded:
-   they are the same bits on every device. The f32 weights are the masters; where a device computes in 16 bits there are
-   copies of them (`low`), which follow every change that is made through this module or by the optimizer. */
+   A model adds its parameters one after the other, then allocates. carry_parameters_start computes start values on the
+   host and uploads them: they have the same bits on every device. The f32 weights are the masters; where a device
+   computes in 16 bits there are copies of them (`low`). Loading, carry_parameters_start and the optimizer update the
+   copies too; after other changes the caller calls carry_parameters_round. */
 #ifndef CARRY_MODEL_PARAMETERS_H
 #define CARRY_MODEL_PARAMETERS_H
 
@@ -87,10 +88,12 @@ int64_t carry_parameters_room(int64_t count); /* elements of a flat buffer that 
 /* Allocates the weights and zeroes them. If the device has too little memory, the message says how much is needed and
    how much is free. */
 carry_status carry_parameters_allocate(carry_parameters *own);
-/* Call before memory is allocated, for a model that is only read. On the CPU, matrices (rank 2) that the folder has in
-   bf16, in f16 or in quantised blocks are used directly in the mapped file and take no space in the buffers; those
-   quantised in another layout are converted to blocks. On a GPU that reads quantised matrices (ops/quantised/tiles.h),
-   matrices that may be tiled are allocated separately; all others, and all of them for training, are decoded. */
+/* Call before memory is allocated, for a model that is only read. With several ranks it maps nothing. On the CPU,
+   matrices (rank 2) that the folder has in bf16, in f16 or in quantised blocks, and parameters of rank 3 with
+   may_be_narrow that it has in bf16 or f16, are used directly in the mapped file and take no space in the buffers.
+   Parameters that the file has in pieces or in another order of rows are not mapped. Matrices quantised in another
+   layout are converted to blocks. On a GPU that reads quantised matrices (ops/quantised/tiles.h), matrices that may be
+   tiled are allocated separately; all others, and all of them for training, are decoded. */
 carry_status carry_parameters_map(carry_parameters *own, const char *folder);
 /* The same without a folder: every matrix that may be tiled is allocated for this format. */
 carry_status carry_parameters_tile(carry_parameters *own, const carry_quant_format *format);
@@ -111,8 +114,9 @@ carry_status carry_parameters_want_low(carry_parameters *own, carry_dtype dtype)
 carry_status carry_parameters_round(carry_parameters *own);
 void carry_parameters_free(carry_parameters *own);
 
-/* view: parameter `index` in one of the flat buffers, or, if it is mapped, in the file and in the file's type. flat:
-   elements [first, first + count) of a buffer. */
+/* view: parameter `index` in one of the flat buffers. If the buffer is the weights, a mapped parameter is viewed in its
+   mapped memory, in the type stored there, and a parameter without f32 masters in its 16-bit memory. flat: elements
+   [first, first + count) of a buffer. */
 carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index);
 carry_tensor carry_parameters_flat(const carry_parameters *own, float *buffer, int64_t first, int64_t count);
 /* Elements [first, first + count) of the copies in 16 bits; an absent tensor if there are no copies. */
@@ -153,7 +157,7 @@ carry_status carry_parameters_download(const carry_parameters *own, float *to, f
 carry_status carry_parameters_sample(const carry_parameters *own, float *to, int64_t index, int64_t count);
 
 /* Computes a hash of all names, shapes and weights. Equal weights have the same hash on any device and in any type that
-   holds them exactly. */
+   holds them exactly. Parameters that are kept quantised are hashed as blocks; decoded, they have another hash. */
 carry_status carry_parameters_hash(const carry_parameters *own, uint64_t *hash);
 
 /* Makes a flat buffer readable in host memory. *seen points to the buffer itself or to a copy; *copied is the copy,
@@ -163,14 +167,14 @@ carry_status carry_parameters_see(const carry_parameters *own, float *buffer, co
 /* Checks that a folder has all parameters, by name, shape and type. Call it before allocating memory: the sizes in a
    configuration are not trusted until the files have tensors of those sizes. */
 carry_status carry_parameters_check(carry_parameters *own, const char *folder);
-/* Loads the weights of a folder (file/weights.h), in f32, bf16 or f16. A missing, surplus or wrongly shaped tensor is
-   an error that names it; `spare` says which surplus tensors are allowed (NULL: none). */
+/* Loads the weights of a folder (file/weights.h), in f32, bf16, f16 or quantised. A missing, surplus or wrongly shaped
+   tensor is an error that names it; `spare` says which surplus tensors are allowed (NULL: none). */
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,
                                    bool (*spare)(const void *model, const carry_weights *weights, const char *name),
                                    const void *model);
 carry_dtype carry_parameters_stored(const carry_parameters *own); /* the type of most elements in the files */
 /* Writes model.safetensors in a folder, replacing the file as a whole. It does not support parameters that are cut over
-   ranks. */
+   ranks. CARRY_EUNSUPPORTED: parameters are narrow, or quantised on a GPU. */
 carry_status carry_parameters_save(const carry_parameters *own, const char *folder, carry_dtype dtype);
 
 #endif

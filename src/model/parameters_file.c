@@ -40,8 +40,8 @@ static bool is_weight(carry_dtype dtype) {
     return carry_dtype_is_real(dtype) || dtype == CARRY_QUANTISED;
 }
 
-/* True if a piece has the right type and, except for the first index, the right shape. Pieces that are rows of matrices
-   must all have the same number of rows. */
+/* True if a piece has the right type and, except for the first dimension, the right shape. A piece of rank 2 of a
+   tensor of rank 3 is some rows of its matrices; all such pieces must have the same number of rows. */
 static bool piece_fits(const carry_parameter *p, const carry_tensor *piece, const carry_tensor *first) {
     const int less = p->rank - piece->rank; /* 1: rows of matrices */
     return is_weight(piece->dtype) && piece->rank >= 1 &&

@@ -1,6 +1,7 @@
 /* The hash of a model's weights. A block of 16384 elements is hashed as bf16 if all of them are exact in bf16, else as
-   f32: so weights that a file has in bf16 have the same hash whether they are mapped or a device has them in f32. All
-   threads hash the blocks of a parameter; on a GPU they are downloaded in pieces. */
+   f32; quantised parameters are hashed as stored, without decoding. So weights that are bf16 in the file have the same
+   hash if they are read from the mapped file or were widened to f32 on a device. All threads hash the blocks of a
+   parameter; on a GPU they are downloaded in pieces. */
 #include <stdlib.h>
 #include <string.h>
 

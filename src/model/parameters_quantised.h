@@ -7,8 +7,8 @@
 /* Decodes a tensor to f32 in host memory; a scale that is not finite is an error. */
 carry_status carry_parameters_decode(const carry_parameters *own, const carry_tensor *from, const char *name,
                                      const char *folder, float *to);
-/* For carry_parameters_map: keeps the parameter quantised where possible. On a GPU, carry_parameters_move then takes
-   those parameters out of the flat buffers. */
+/* For carry_parameters_map: carry_parameters_map_quantised keeps a parameter quantised where possible. On a GPU,
+   carry_parameters_move then takes those parameters out of the flat buffers. */
 void carry_parameters_move(carry_parameters *own);
 carry_status carry_parameters_map_quantised(carry_parameters *own, int64_t index, const carry_tensor *from);
 /* For loading: checks the parameter if it is mapped, else decodes and stores its values. */

@@ -22,11 +22,11 @@ carry_conv_problem carry_conv_problem_of(carry_tensor x, carry_tensor w, carry_t
                                          carry_activation activation);
 carry_status carry_conv_expect(carry_ctx *ctx, const carry_conv_problem *p, const carry_tensor *cu_seqlens);
 
-/* Finds the first token of t's sequence and the one after its last. *first_sequence: whether it sees inputs before
-   the first token. */
+/* Finds the first token of t's sequence, and the one after its last. *first_sequence: true for the first sequence,
+   which continues from `before`; later ones start from zeros. */
 void carry_conv_borders(const carry_conv_problem *p, int64_t t, int64_t *begin, int64_t *end, bool *first_sequence);
 
-/* taps[i * CARRY_CONV_CHANNELS + c] = w[at + c][i], or w[at + c][width - 1 - i]. */
+/* taps[i * CARRY_CONV_CHANNELS + c] = w[at + c][i], or if reversed w[at + c][width - 1 - i]. */
 void carry_conv_taps(const carry_conv_problem *p, float *taps, int64_t at, int64_t count, bool reversed);
 
 /* Rows of x as f32, one sequence after another: 16-bit rows are widened once and kept in a ring. */

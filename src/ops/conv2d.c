@@ -101,8 +101,8 @@ carry_status carry_conv2d_pack(carry_ctx *ctx, carry_tensor to, carry_tensor fro
     return operators->conv2d_pack(ctx, to, from, form, first);
 }
 
-/* bf16 exists for comparison with GPUs: weights have the GPU's layout, one row per output channel, and the
-   convolution is a plain loop. */
+/* bf16 exists for comparison with GPUs: weights have the GPU's layout, one row for each phase and output channel, and
+   the convolution is a plain loop. */
 static void pack_bf16(uint16_t *next, carry_tensor from, carry_conv2d_form form, int64_t first) {
     const window *o = &windows[form];
     const int64_t in = from.shape[1];

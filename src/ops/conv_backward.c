@@ -3,8 +3,9 @@
 
        dx[s] = sum_j w[width - 1 - j] ds[s + j],   dw[i] += ds[t] x[t - (width-1) + i]
 
-   which is the same loop with the taps reversed. A block of tokens computes the ds of the few tokens after it again
-   instead of waiting for another thread. dw is summed per block of tokens into the workspace and added in order. */
+   so dx is the convolution of ds with the taps reversed, over the tokens from s on. A block of tokens computes the
+   ds of the few tokens after it again instead of waiting for another thread. dw is summed per block of tokens into
+   the workspace and added in order. */
 #include <string.h>
 
 #include "core/context.h"
@@ -50,8 +51,8 @@ static void reach_sum(const job *j, beside *k, int64_t b, int64_t t, int64_t at,
     }
 }
 
-/* Computes dx of token s, or for s < 0 dbefore of the row that many tokens before the first, from the ds in the
-   ring. */
+/* Computes dx of token s from the ds in the ring; for s < 0, dbefore of the row that is -s tokens before the first
+   token. */
 static void reach_input(const job *j, beside *k, int64_t b, int64_t s, int64_t at, int64_t count) {
     const carry_conv_problem *p = &j->p;
     const carry_tensor *to = s < 0 ? &j->dbefore : &j->dx;

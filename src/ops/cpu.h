@@ -1,5 +1,5 @@
-/* The CPU entries of the operator table, each defined in the file named after its operator. Files with a public
-   operator include this header for the table too. */
+/* The CPU entries of the operator table, defined in the .c files of this folder and of its subfolders. Files that
+   define a public operator also include this header to call through the table. */
 #ifndef CARRY_OPS_CPU_H
 #define CARRY_OPS_CPU_H
 

@@ -14,14 +14,15 @@ extern "C" {
 #endif
 
 /* c[i] = a[i] b[i], or added to c[i], for i < count. Item i of x starts at x + i*x_next elements, and its rows are
-   x_row apart. a and b have type `type`; c is f32 or of that type; sums are f32. With a bias, each row of c[i] is
-   f(row + bias), where f is gelu if `gelu` is set; with gelu, accumulate is not supported. A bias is only for large
-   products of one 16-bit type. */
+   x_row apart. a and b have type `type`; c is f32 or of that type; sums are f32. Each row of c[i] is f(row + bias),
+   where f is gelu if `gelu` is set, else the identity. A bias or gelu needs cuBLASLt; with a bias, c has the type of a
+   and b; gelu does not support accumulate. */
 typedef struct carry_device_product {
     int64_t m, n, k, count;
     const void *a, *b;
     void *c;
-    /* With accumulate, what is added: c (or NULL for c), or, for a single packed c, another matrix of its size. */
+    /* With accumulate, the matrix that is added. NULL: c. If count is 1 and c is packed, it may be another matrix of
+       the size of c. */
     const void *base;
     int64_t a_row, b_row, c_row, a_next, b_next, c_next;
     carry_dtype type, c_type;

@@ -11,8 +11,9 @@
 #define CARRY_DITHER_FUNCTION static inline
 #endif
 
-/* 32 random bits for the element `index`; m and v: the bits of its numbers. `step` must change from step to step if the
-   numbers may not: a mean that was rounded back to where it was would stay there for ever. */
+/* 32 random bits for the element `index`; m and v: the bits of its numbers. `step` should differ in every training
+   step: with the same numbers and the same random bits, a mean that was rounded back to its old value would never
+   change again. */
 CARRY_DITHER_FUNCTION uint32_t carry_dither_bits(int64_t index, uint32_t m, uint32_t v, uint32_t step) {
     uint32_t h = (uint32_t)index * 0x9E3779B1u ^ (uint32_t)((uint64_t)index >> 32) * 0x85EBCA77u ^ m * 0xC2B2AE3Du ^
                  v * 0x27D4EB2Fu ^ step * 0x165667B1u;
@@ -23,7 +24,8 @@ CARRY_DITHER_FUNCTION uint32_t carry_dither_bits(int64_t index, uint32_t m, uint
     return h ^ h >> 15;
 }
 
-/* The bf16 of an f32, given as bits; the low 16 bits of `random` choose the direction. Infinity and NaN stay. */
+/* The bf16 of an f32, given as bits; the low 16 bits of `random` choose the direction. Infinity and NaN are
+   truncated: a NaN stays NaN if one of its upper fraction bits is set, as in every quiet NaN. */
 CARRY_DITHER_FUNCTION uint16_t carry_dither(uint32_t number, uint32_t random) {
     const uint32_t exponent = number & 0x7F800000u;
     const uint32_t sum = exponent == 0x7F800000u ? number : number + (random & 0xFFFFu);

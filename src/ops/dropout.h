@@ -1,6 +1,6 @@
 /* Dropout by counters: y[i] = x[i] / (1 - share), or 0 with probability `share`. Whether element i is dropped
-   depends only on seed, stream and i, on every device alike, so the backward pass calls it again with the gradient.
-   x and y are f32, bf16 or f16, packed, and have one type and count; y may be x. */
+   depends only on seed, stream and i, on every device alike, so the backward pass calls carry_dropout again with the
+   gradient. x and y are f32, bf16 or f16, packed, and have one type and count; y may be x. */
 #ifndef CARRY_OPS_DROPOUT_H
 #define CARRY_OPS_DROPOUT_H
 

@@ -1,5 +1,6 @@
-/* Rows of a table by number, and back. Backward, threads take columns: each goes through all tokens in order, so a
-   row that occurs twice gets the same sum for any number of threads. */
+/* Looks up rows of a table by token id, and computes the gradient of the table. In the backward pass threads take
+   columns: each goes through all tokens in order, so a row that occurs twice gets the same sum for any number of
+   threads. */
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
@@ -77,8 +78,8 @@ static void scatter_columns(void *argument, int64_t begin, int64_t end, int work
     }
 }
 
-/* Checks that every id is a row of the table, for y [T, n]. Ids on another device were checked before they were
-   copied there. */
+/* Checks that there is an id for each row of y, and that every id is a row of the table. Ids on a GPU are not read: the
+   caller checked them before copying them. */
 static carry_status expect_ids(carry_ctx *ctx, const carry_tensor *y, const carry_tensor *table,
                                const carry_tensor *ids) {
     CARRY_TRY(carry_expect_i64(ctx, "ids", ids, y->shape[0], y->device));

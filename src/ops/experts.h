@@ -28,8 +28,8 @@ typedef enum carry_router_score { CARRY_ROUTER_SOFTMAX, CARRY_ROUTER_SIGMOID } c
 /* With p = softmax or sigmoid of the logits and c = p + bias: the experts form `groups` groups of consecutive
    experts. The `kept_groups` groups with the largest sum of their two largest c are kept; of their experts, the k
    largest c are chosen. The weights are p of the chosen experts, divided by their sum (plus 1e-20) if `normalise` is
-   set, times `scale`. Of equal numbers the first is chosen. NaN gives weights that are NaN, and any k different
-   experts. */
+   set, times `scale`. Of equal numbers the first is chosen. If a logit is NaN, any k different experts are chosen; all
+   weights are NaN with softmax, and may be NaN with sigmoid. */
 typedef struct carry_router {
     carry_router_score score;
     int64_t groups, kept_groups; /* groups 0 or 1: all experts are one group */
@@ -60,14 +60,15 @@ carry_status carry_combine_pairs_backward(carry_ctx *ctx, carry_tensor dweights,
                                           carry_tensor place);
 
 /* y[t] = base[t] + sigmoid(s[t]) x[t]: y, base, x [T, n]; s [T, 1]. base may be absent, and y may be base or x.
-   Backward: dx = sigmoid(s) dy and ds = s' (dy . x); dx may be dy. */
+   Backward: dx = sigmoid(s) dy and ds = sigmoid'(s) (dy . x); dx may be dy. */
 carry_status carry_row_gate(carry_ctx *ctx, carry_tensor y, carry_tensor base, carry_tensor x, carry_tensor s);
 carry_status carry_row_gate_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor ds, carry_tensor dy, carry_tensor x,
                                      carry_tensor s);
 
 /* y[r] = W[e] x[r] for the rows r of expert e: x [rows, in], y [rows, out], W [E, out, in] with any stride over the
    first index. On a GPU, rows of y and dy may have a stride larger than their length. Backward: dx = dy W[e], or
-   added to dx, and dW[e] += dy^T x; dW has the strides of W and is f32. Either may be absent. */
+   added to dx, and dW[e] += dy^T x; dW is f32 and shaped like W, with any stride over the first index. dx or dW may be
+   absent. */
 carry_status carry_grouped_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor offsets);
 carry_status carry_grouped_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy,
                                            carry_tensor x, carry_tensor W, carry_tensor offsets, bool accumulate);

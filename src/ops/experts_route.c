@@ -1,5 +1,6 @@
-/* The router of a mixture of experts: chooses the experts of a token and their weights, and sorts the pairs. Scores
-   are computed in float64: they are few, and a choice between nearly equal ones should not depend on rounding here. */
+/* The router of a mixture of experts: chooses the experts of a token and their weights, and sorts the pairs (token,
+   choice) by expert. Scores are computed in float64: they are few, and rounding should not decide between nearly equal
+   ones. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -124,8 +125,9 @@ static void route_range(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* With w = scale p / S over the chosen: dp = scale (dw - sum of dw p / S) / S, zero elsewhere. Then the gradient of
-   softmax, p (dp - sum of p dp), or of sigmoid, p (1 - p) dp. */
+/* The weights of the chosen experts are w = scale p, so dp = scale dw; with `normalise`, S being the sum of the chosen
+   p, they are w = scale p / S, so dp = scale (dw - sum of dw p / S) / S. dp is zero for the other experts. The gradient
+   of a logit is p (dp - sum of p dp) for softmax, and p (1 - p) dp for sigmoid. */
 static void route_back_row(const job *j, int64_t t) {
     const carry_router *r = &j->router;
     const int64_t E = j->logits.shape[1];

@@ -1,4 +1,5 @@
-/* The fused operators of transformers, which a GPU does in one pass, implemented with the operators they consist of. */
+/* Fused operators of ops/video.h, implemented with the operators they consist of: for the CPU, and for a GPU without a
+   fused kernel. */
 #ifndef CARRY_OPS_FUSED_H
 #define CARRY_OPS_FUSED_H
 

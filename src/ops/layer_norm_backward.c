@@ -1,6 +1,6 @@
-/* Layer norm backward. With s = 1/sqrt(variance + eps), n = (x - mean) s, and g = dy (w + plus), the gradient of n:
+/* Layer norm backward. With s = 1/sqrt(variance + eps), x' = (x - mean) s, and g = dy (w + plus), the gradient of x':
 
-       dx = s (g - mean(g) - n mean(g n));  dw += sum over tokens of dy n;  db += sum over tokens of dy
+       dx = s (g - mean(g) - x' mean(g x'));  dw += sum over tokens of dy x';  db += sum over tokens of dy
 
    Nothing is kept from the forward pass: mean and variance are computed again. Sums over tokens are computed in
    blocks, each into two rows of the workspace, and the rows are added in order. */

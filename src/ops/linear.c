@@ -1,10 +1,11 @@
-/* Linear layers: three products of rows of tokens with a weight.
+/* Linear layers: three products of rows of tokens with a weight, one forward and two backward.
 
-   bf16 products use the processor's instructions for them, if it has any (bf16.c). A few tokens times a 16-bit
-   weight are dot products that read the weight once, without packing (few.c). Large f32 products are packed
-   (packed.c). Others, and those of a BLAS that was measured to be faster, are cut into tiles of the result, whose
-   sizes depend on shapes alone, and threads take tiles: the number of threads does not change the sums. 16-bit
-   operands are widened into a buffer, one block of k after another. */
+   Forward, a small f32 weight is multiplied in float64 (EXACT_WEIGHT), and a few tokens times a 16-bit or quantised
+   weight are dot products that read the weight once (product/few.c, quantised/products.c). Other bf16 products use the
+   processor's instructions for them, if it has any (product/bf16.c). Other large products are packed (product/packed.c;
+   product/widened.c for 16-bit operands). The rest, and products of a size for which OpenBLAS was measured to be
+   faster, are cut into tiles of the result, whose sizes depend on shapes alone, and threads take tiles: the number of
+   threads does not change the sums. In a tile, 16-bit operands are widened into a buffer, one block of k at a time. */
 #include "ops/linear.h"
 
 #include "carry/nn.h"
@@ -24,17 +25,17 @@
 #include "ops/quantised/tiles.h"
 #include "ops/product/widened.h"
 
-/* The largest and the smallest tile of products that are not packed. Large tiles are packed less often inside BLAS.
-   A result of few large ones, such as a weight's gradient, is cut smaller until there is a tile for every thread of
-   a usual machine. Relative to BLAS at 512^3, with k in blocks of 512: 97 % at 256 x 256, 92 % at 128 x 128, 90 % at
-   64 x 128, 88 % at 64 x 64. */
+/* The largest and the smallest tile of products that are not packed. With large tiles, BLAS packs its operands less
+   often. If the result has only a few large tiles, such as a weight's gradient, smaller tiles are used, until there are
+   TILES_WANTED, one for every thread of a usual machine. Speed relative to BLAS at 512^3, with k in blocks of 512: 97 %
+   with tiles of 256 x 256, 92 % with 128 x 128, 90 % with 64 x 128, 88 % with 64 x 64. */
 #define TILE_M 256
 #define TILE_N 512
 #define LEAST_M 64
 #define LEAST_N 128
 #define TILES_WANTED 8
 /* A long sum is computed in blocks of k, all tiles of one block before the next, so that shared operands are still
-   in a cache. At 8192 tokens and 64 x 128, 79 % of BLAS without blocks and 90 % with them. */
+   in a cache. Summing over 8192 tokens in tiles of 64 x 128 reaches 79 % of BLAS without blocks and 90 % with them. */
 #define LONG_K 2048
 #define BLOCK_K 512
 /* Tiles of 16-bit products: the buffers of operands and sums take half a megabyte of stack. */
@@ -60,8 +61,8 @@ static const char *element(const carry_matrix *a, int64_t i, int64_t l) {
     return (const char *)a->data + at * (int64_t)carry_dtype_size(a->dtype);
 }
 
-/* Rows from i on and columns from l on of an operand as f32: in place, or widened into beside. *row is the distance
-   between rows. */
+/* Rows from i on and columns from l on of an operand as f32: in place, or widened into beside. *row is set to the
+   distance between the rows that are stored (of the transposed matrix, if it is stored transposed). */
 static const float *widened(const job *j, const carry_matrix *a, float *beside, int64_t i, int64_t l, int64_t rows,
                             int64_t columns, ptrdiff_t *row) {
     const char *from = element(a, i, l);
@@ -274,10 +275,11 @@ carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_
     return operators->linear(ctx, y, x, W, accumulate);
 }
 
-/* An f32 weight of at most this many elements is multiplied in float64. It costs little there, and later operators
-   amplify the rounding of such sums: a norm does so for a head whose output is small. With sums of squares in
-   float64 too, 4 of 57 golden values of a hybrid with hidden size 64 miss their bound, 15 with sums of f32. The
-   choice depends only on the weight's shape, so the number of tokens changes no bit. */
+/* A forward product of f32 tensors is computed in float64 if the weight has at most this many elements. It costs
+   little at this size, and later operators amplify the rounding of f32 sums: a norm does so for a head whose output
+   is small. Of 57 reference values of a hybrid model with hidden size 64, 4 are out of tolerance if these sums and
+   sums of squares are float64, and 15 if both are f32. The choice depends only on the weight's shape, so the number
+   of tokens changes no bit. */
 #define EXACT_WEIGHT ((int64_t)1 << 15)
 #define EXACT_PIECE_FLOPS 200000
 

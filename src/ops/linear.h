@@ -26,7 +26,8 @@ typedef struct carry_mixed_product {
     carry_dtype c_dtype;
     int64_t c_row;
     bool accumulate;
-    /* NULL, or, for consecutive products with the same a: true if its panels are already in the context's buffer. */
+    /* For consecutive products with the same a, else NULL. On entry, true if the panels of a are still in the context's
+       buffer; the call sets it for the next product. */
     bool *a_packed;
 } carry_mixed_product;
 
@@ -49,7 +50,7 @@ size_t carry_fixed_rows_bytes(int64_t in, int64_t out);
 void carry_fixed_rows_set(carry_ctx *ctx, void *memory, size_t bytes);
 carry_status carry_fixed_rows_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate);
 
-/* Checks W [rows, in] like carry_expect_weight; on the CPU it may be quantised. */
+/* Checks W [rows, in] like carry_expect_weight; it may also be quantised, in tiles on a GPU (quantised/tiles.h). */
 carry_status carry_expect_matrix(carry_ctx *ctx, const char *name, const carry_tensor *W, int64_t rows,
                                  const carry_tensor *x);
 /* Checks x [T, in], W [out, in] and y [T, out], which messages call y_name, for carry_linear. */

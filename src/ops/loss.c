@@ -56,8 +56,8 @@ static double sum_of(const job *j, int64_t row, float minus, bool kept) {
     return sum;
 }
 
-/* Writes scale * softmax of a row. In 16 bits the exponentials are computed again, since they would be rounded
-   twice. */
+/* Writes scale * softmax of a row. kept: dlogits has the exponentials already. Otherwise dlogits has 16 bits, and they
+   are computed again: exponentials stored in 16 bits would be rounded before and after scaling. */
 static void softmax_row(const job *j, int64_t row, float minus, float scale, bool kept) {
     float beside[CARRY_PIECE];
     for (int64_t at = 0; at < j->vocabulary; at += CARRY_PIECE) {

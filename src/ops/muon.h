@@ -6,8 +6,9 @@
 
 #include "carry/tensor.h"
 
-/* m = momentum m + clip g, and u = clip g + momentum m (Nesterov's): u, m, g have the same count; clip is [1] or
-   absent. If clip is NaN, m is unchanged and u is 0. */
+/* m = momentum m + clip g, and then u = clip g + momentum m (Nesterov's): u, m, g have the same count; clip is [1] or
+   absent. m may also be bf16, rounded as in dither.h; u is computed from the unrounded m. If clip is NaN, m is
+   unchanged and u is 0. */
 carry_status carry_muon_momentum(carry_ctx *ctx, carry_tensor u, carry_tensor m, carry_tensor g, carry_tensor clip,
                                  double momentum);
 /* x = u / (sqrt(squares) + 1e-7): u [rows, columns], squares [1] f64; x has the same shape, or [columns, rows] if

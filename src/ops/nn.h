@@ -13,8 +13,8 @@ static inline int64_t carry_piece(int64_t at, int64_t end) {
 }
 
 /* Each checks that a tensor is packed, has this shape, and is on `device` (or that of `like` or of the activations).
-   The types, in order: activation: f32, bf16 or f16; like: the type of `like`; weight: f32 or the activations' type,
-   on the CPU any of the three; then f32, i64 and f64. */
+   Accepted types: carry_expect_activation: f32, bf16 and f16; carry_expect_like: that of `like`; carry_expect_weight:
+   f32 and the activations' type, on the CPU f32, bf16 and f16; carry_expect_f32, _i64 and _f64: that type. */
 carry_status carry_expect_activation(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                      const int64_t *shape, int device);
 carry_status carry_expect_like(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *like);
@@ -42,11 +42,12 @@ static inline const carry_half_rows *carry_half_rows_for(const carry_kernels *ke
     return all ? kernels->half_rows : NULL;
 }
 
-/* Returns elements at..at+count-1 as f32: the tensor's own memory, or widened into beside. NULL if the tensor is
-   absent. */
+/* Returns elements at..at+count-1 as f32: a pointer into an f32 tensor, or `beside`, a buffer of the caller to which
+   the elements of other types are converted. NULL if the tensor is absent. */
 const float *carry_piece_in(const carry_kernels *kernels, float *beside, const carry_tensor *tensor, int64_t at,
                             int64_t count);
-/* Returns where to write those elements: the tensor's own memory, or beside, which carry_piece_done then stores. */
+/* Returns the address to which the caller writes elements from `at` on: a pointer into an f32 tensor, or `beside`, from
+   which carry_piece_done then stores them in the tensor. */
 float *carry_piece_out(float *beside, const carry_tensor *tensor, int64_t at);
 /* The same, filled with the current values, to add to them. */
 float *carry_piece_open(const carry_kernels *kernels, float *beside, const carry_tensor *tensor, int64_t at,

@@ -1,6 +1,7 @@
 /* Root-mean-square norm of rows, with a weight and a gate. Rows are processed in pieces of columns, so that rows of
-   any length and of 16 bits use the same loops. Backward, the weight's gradient is summed in blocks of tokens, each
-   into a row of the workspace, and the rows are added in order. */
+   any length and of 16 bits use the same loops. The forward pass of bf16 rows of up to CARRY_HALF_NORM_WIDTH elements
+   uses the kernel of half_rows.h instead, if there is one. Backward, the weight's gradient is summed in blocks of
+   tokens, each into a row of the workspace, and the rows are added in order. */
 #include <math.h>
 #include <string.h>
 
@@ -85,8 +86,8 @@ static carry_norm_backward open_piece(const job *j, beside *k, int64_t t, int64_
                                  .z = carry_piece_in(j->kernels, k->z, &j->z, here, count)};
 }
 
-/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z), the gradient of x s: dx = s g - s^3 mean(g x) x. Gradients
-   that are not wanted are written to buffers. */
+/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z), which is the gradient of x s: dx = s g - s^3 mean(g x) x.
+   Gradients that were not requested are written to buffers. */
 static void backward_token(const job *j, beside *k, int64_t t, float *dw) {
     const carry_rows *rows = j->kernels->rows;
     carry_norm_backward row = {.dy = NULL};

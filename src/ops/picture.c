@@ -99,7 +99,7 @@ static void write_bytes(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* Checks that a picture is f32 or bf16 and has at least one pixel inside its frame. */
+/* Checks that a picture is f32 or bf16 and has at least one pixel inside its border. */
 static carry_status check_picture(carry_ctx *ctx, const carry_tensor *picture, int device) {
     CARRY_TRY(carry_expect_rank(ctx, "picture", picture, 3));
     CARRY_TRY(carry_expect_activation(ctx, "picture", picture, 3, picture->shape, device));

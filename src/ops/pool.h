@@ -2,7 +2,8 @@
 
    A sequence has one slot, and a list of pages of CARRY_POOL_PAGE tokens each: token t is row
    pages[t / CARRY_POOL_PAGE] * CARRY_POOL_PAGE + t % CARRY_POOL_PAGE of the pool. Lists of slots, pages, rows and
-   positions are on the tensors' device; the caller has checked them. Tensors are on one device. */
+   positions are on the tensors' device, and the caller has checked them; those of carry_conv_pieces are in host memory,
+   and it checks them. Tensors are on one device. */
 #ifndef CARRY_OPS_POOL_H
 #define CARRY_OPS_POOL_H
 
@@ -32,7 +33,8 @@ typedef struct carry_conv_step_args {
 carry_status carry_conv_step(carry_ctx *ctx, const carry_conv_step_args *args);
 
 /* carry_conv for pieces of several sequences, for several inputs. Piece i has rows starts[i] to starts[i + 1] - 1 of x
-   and y. The W - 1 inputs before its first row are row slots[i] of `tails`, which then gets its last W - 1 inputs. */
+   and y. The W - 1 inputs before its first row are row slots[i] of `tails`; that row then gets the W - 1 inputs before
+   the end of the piece. */
 typedef struct carry_conv_pieces_args {
     carry_conv_step_map map[CARRY_CONV_STEP_MAPS]; /* x and y: [starts[pieces], channels] or more rows */
     int maps;                                      /* number of maps, which share type, rows and W */
@@ -49,8 +51,8 @@ carry_status carry_conv_expect_map(carry_ctx *ctx, const carry_conv_step_map *ma
 /* pool[to[i]] = pool[from[i]] for i < count: pool [R, n]. `to` has no row twice, and no row is in both lists. */
 carry_status carry_copy_slots(carry_ctx *ctx, carry_tensor pool, const int32_t *to, const int32_t *from, int64_t count);
 
-/* to[i] = pool[slots[i]], and pool[slots[i]] = from[i]: pool [R, n], to and from [B, n], of one type. Put: no slot
-   twice. */
+/* carry_take_slots: to[i] = pool[slots[i]]. carry_put_slots: pool[slots[i]] = from[i], with no slot twice. pool [R, n],
+   to and from [B, n], of one type. */
 carry_status carry_take_slots(carry_ctx *ctx, carry_tensor to, carry_tensor pool, const int32_t *slots);
 carry_status carry_put_slots(carry_ctx *ctx, carry_tensor pool, carry_tensor from, const int32_t *slots);
 

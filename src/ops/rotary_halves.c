@@ -1,5 +1,5 @@
-/* Rotary positions of pairs whose elements are half of the rotated part apart, and columns copied between rows: what
-   attention layers of language models need besides ops/rotary.c. */
+/* Operators for the attention layers of language models: rotary positions of pairs (i, i + half), where `half` is half
+   of the rotated part of a head (ops/rotary.c rotates neighbours), and columns copied between rows. */
 #include <inttypes.h>
 #include <string.h>
 

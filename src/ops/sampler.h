@@ -15,8 +15,8 @@ carry_status carry_unpatchify(carry_ctx *ctx, carry_tensor latents, carry_tensor
                               bool by_head);
 
 /* x0 = x - sigma velocity, then x = keep x0 + scale noise; if noise is absent, x is unchanged. All are f32, packed,
-   and of one shape. x0 may be x or velocity if there is no noise. bad: [1] f32, set to 1 if an element of x0 is not
-   finite, else unchanged; may be absent. */
+   and of one shape. x0 may be velocity; it may be x only if there is no noise. noise is neither x nor x0. bad: [1] f32,
+   set to 1 if an element of x0 is not finite, else unchanged; may be absent. */
 typedef struct carry_flow_step_args {
     carry_tensor x0, x, velocity, noise, bad;
     float sigma, keep, scale;
@@ -27,8 +27,8 @@ carry_status carry_flow_step(carry_ctx *ctx, const carry_flow_step_args *args);
 carry_status carry_random_fill(carry_ctx *ctx, carry_tensor out, uint64_t seed, uint64_t stream, float mean,
                                float deviation);
 
-/* A part of the same: out, packed, is columns [first, first + columns) of every row of a whole tensor whose rows
-   have `next` elements. */
+/* Computes a part of what carry_random_fill would write: `out`, packed, gets columns [first, first + columns) of every
+   row of a tensor whose rows have `next` elements. */
 typedef struct carry_random_part_args {
     carry_tensor out;
     uint64_t seed, stream;

@@ -94,7 +94,7 @@ bool carry_ssm_sequence(const carry_ssm_job *j, int64_t index, int64_t *first, i
     return true;
 }
 
-/* Reads and widens columns of the chunk's `count` rows of a tensor [B, T, channels]. */
+/* Reads and widens columns of the chunk's `count` rows of a tensor [batch, T, channels]. */
 static void read_columns(const carry_ssm_job *j, const carry_tensor *from, const carry_ssm_chunk *k, int64_t column,
                          int64_t width, float *to) {
     const int64_t channels = from->shape[2];

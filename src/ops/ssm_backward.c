@@ -1,14 +1,17 @@
 /* A state space layer backward on the CPU. A thread has one group of heads of one row of the batch, whose gradients of
    B and C it adds up in the order of heads. States at the start of chunks are computed again.
 
-   Of a chunk, with E[i,j] = e^(G[i] - G[j]) for j <= i, K[i,j] = dy[i] . x[j], W[i,j] = E[i,j] C[i] . B[j], left[j] =
-   e^(G[last] - G[j]), S the state before it and dS the gradient of the state after it:
+   For a chunk, with a and A as in ssm.h, let G[i] = A (a[0] + ... + a[i]), E[i,j] = e^(G[i] - G[j]) for j <= i, else 0,
+   K[i,j] = dy[i] . x[j], W[i,j] = E[i,j] C[i] . B[j] and left[j] = e^(G[last] - G[j]). S is the state before the chunk,
+   and dS the gradient of the state after it. Sums run over the index that the left side lacks:
 
        dx[j] = D dy[j] + a[j] (sum W[i,j] dy[i] + left[j] dS B[j])
        dC[i] = sum E[i,j] a[j] K[i,j] B[j] + e^G[i] S^T dy[i]
        dB[j] = sum E[i,j] a[j] K[i,j] C[i] + a[j] left[j] dS^T x[j]
-       da[j] = sum W[i,j] K[i,j] + left[j] x[j] . dS B[j], and by G, which is a sum of a A
-       dS before it = e^G[last] dS + sum e^G[i] dy[i] C[i]^T */
+       da[j] = sum W[i,j] K[i,j] + left[j] x[j] . dS B[j] + A (dG[j] + ... + dG[last])
+       gradient of S = e^G[last] dS + sum e^G[i] dy[i] C[i]^T
+
+   where dG[i] is the gradient of G[i]. */
 #include <math.h>
 #include <string.h>
 
@@ -25,7 +28,7 @@
 typedef struct back_job {
     carry_ssm_job forward;
     const carry_ssm_backward_args *args;
-    double *sums; /* [B, n, 3]: dA_log, ddt_bias, dD */
+    double *sums; /* [batch, n, 3]: dA_log, ddt_bias, dD */
 } back_job;
 
 /* Memory of a thread. */
@@ -107,8 +110,8 @@ static void pairs(const carry_ssm_job *j, room *r, double *da, double *dG) {
     }
 }
 
-/* Computes the gradients of x, of B and C (added), of a and of G; dS then becomes the gradient of the state before
-   the chunk. S: the state before the chunk. */
+/* Computes the gradients of x, of B and C (added), of G, and of a apart from its effect on G; dS then becomes the
+   gradient of the state before the chunk. S: the state before the chunk. */
 static void chunk_back(const carry_ssm_job *j, room *r, const float *S, float D, double *da, double *dG) {
     const carry_ssm_chunk *k = &r->k;
     const int n = k->count;

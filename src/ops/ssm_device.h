@@ -12,21 +12,23 @@ extern "C" {
 #endif
 
 /* If `tiles` is set, kernels on tensor cores compute the chunks (ssm_tiles.cu): 16-bit types, P of 64 and N of 64 or
-   128. Others are packed in f32 and multiplied by general products (ssm.cu). */
+   128. Other layers are packed in f32 and multiplied by general products (ssm.cu). */
 typedef struct carry_ssm_layout {
     bool tiles;
     int64_t P, chunks, items, segments; /* segments: parts of a row that are computed at once */
     size_t bytes;
     int32_t *starts; /* [T]: the first token of a token's sequence; NULL without cu_seqlens */
-    /* step [items, L]: a. sum [items, L, 2]: G / log 2, as two numbers of which the second is small. */
+    /* step [items, L]: a. sum [items, L, 2]: G / ln 2 (G: carry_ssm_chunk.sum), as the sum of two floats, of which the
+       second is small. */
     float *step, *sum;
-    /* [items, P, N] before each chunk; with tiles, forward: [B, n, segments, P, N]. */
+    /* [items, P, N] before each chunk; with tiles, forward: [batch, n, segments, P, N]. */
     float *state;
-    float *fade; /* with tiles, forward: [B, n, segments], the decay of a segment */
+    float *fade; /* with tiles, forward: [batch, n, segments], the decay of a segment */
     /* Products in f32. */
     float *x, *b, *c; /* [items, L, P], [items, L, N] twice */
     float *M, *y;     /* [items, L, L], [items, L, P] */
-    /* Backward. dstate is the gradient of the state after each chunk; tiles have 16-bit states. */
+    /* Backward. dstate is the gradient of the state after each chunk, shaped like state. With tiles, both are then in
+       16 bits. */
     float *dstate;
     float *dy, *K, *t, *u, *r, *db, *dc; /* shapes: dy, t like x; K like M; u, r, db, dc like b */
     float *da, *dG;                      /* [items, L]: gradients of a, and of G */

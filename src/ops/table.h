@@ -1,10 +1,13 @@
 /* The operator table: one const struct of functions per backend; table.c is the only list.
 
-   The public function of an operator (carry/nn.h, carry/ops.h, ops/conv2d.h, ops/sampler.h) checks shapes, types,
+   The public function of an operator, declared in carry/nn.h, carry/ops.h or a header of ops/, checks shapes, types,
    devices and workspaces for all backends, and calls the entry of the backend that its tensors are on. The tables of
-   ops/cpu.c and ops/cuda/cuda.c are made from the list below: carry_cpu_NAME and carry_cuda_NAME, in files of the same
-   stem (norm.c, norm.cu). An entry may rely on those checks. It enqueues its work on the context's stream of the
-   device, waits for nothing and allocates nothing. A missing entry (NULL) is refused by the operator's name. */
+   ops/cpu.c and ops/cuda/cuda.c are made from the list below: entries are carry_cpu_NAME and carry_cuda_NAME, mostly
+   in files of the same stem (norm.c, norm.cu). An entry may rely on the checks. On a GPU it enqueues its work on the
+   context's stream of the device and does not wait for it. Most entries allocate no memory, apart from the context's
+   buffers at their first use; some do, such as carry_cpu_random_part and the entries that decode quantised weights
+   on a GPU. If a backend has no entry (NULL), the public function fails with CARRY_EUNSUPPORTED and the operator's
+   name. */
 #ifndef CARRY_OPS_TABLE_H
 #define CARRY_OPS_TABLE_H
 
@@ -28,7 +31,7 @@
 extern "C" {
 #endif
 
-/* X(name, types, parameters): every operator, with the types of its activations. */
+/* X(name, types, parameters): every operator, with the types of its activations; NULL: they depend on the backend. */
 #define CARRY_REAL "f32 bf16 f16"
 #define CARRY_OPERATOR_LIST(X)                                                                                         \
     X(fill, "f32 bf16 f16 i64 f64", (carry_ctx * ctx, carry_tensor to, const unsigned char *bits))                     \

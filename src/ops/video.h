@@ -17,8 +17,8 @@ carry_status carry_gated_add_backward(carry_ctx *ctx, carry_tensor dy, carry_ten
 
 /* Fused operators for the layers between attentions of a transformer. Each is one pass over memory if the GPU has a
    fused kernel, else a sequence of other operators.
-   affine: y[t] = f(W x[t] + b), or y[t] += W x[t] + b. b [out]. On a GPU, large products of 16-bit types include the
-   bias and GELU and are rounded once.
+   affine: y[t] = f(W x[t] + b), or y[t] += W x[t] + b. b [out]. On a GPU with cuBLASLt, if x, W and b have one 16-bit
+   type, the product includes the bias and GELU and is rounded once.
    add_layer_norm: x[t] += g * y[t] if y is present, then h[t] = carry_layer_norm of x[t] if h is present. */
 carry_status carry_affine(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor b,
                           carry_activation activation, bool accumulate);
@@ -31,7 +31,7 @@ carry_status carry_add_layer_norm(carry_ctx *ctx, const carry_add_layer_norm_arg
 
 /* An RMS norm whose rows are split over ranks: sums[t] = sum of x[t]^2 (f32, [T]), which the caller adds over ranks;
    then y[t] = x[t] / sqrt(sums[t] / whole + eps) * w, where `whole` is the length of the whole row. y may be x. On a
-   GPU the rows whose squares are summed may be apart. */
+   GPU, x of carry_row_squares may have a row stride larger than its rows. */
 carry_status carry_row_squares(carry_ctx *ctx, carry_tensor sums, carry_tensor x);
 carry_status carry_rms_scale(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor sums, carry_tensor w,
                              int64_t whole, float eps);
@@ -43,7 +43,7 @@ carry_status carry_rotary(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_
 
 /* Prepares queries and keys for attention: to[t] = from[t] / sqrt(mean square + eps) * w if w is present, then, if
    rotates is set, rotary position embedding with heads of 2 * table.shape[1] elements. With neither, a copy. Takes up
-   to three parts with the same rows: queries, keys, and values, which are only copied into a cache. */
+   to three parts of one shape: queries, keys, and values, which are only copied into a cache. */
 #define CARRY_MAX_QK_PARTS 3
 typedef struct carry_qk_part {
     carry_tensor to, from; /* [T, n]; on a GPU the row stride may be larger than n. to may be from */

@@ -6,8 +6,8 @@
 
    - those that walk through time (sequential, chunkwise) go through carry_scan_walk (walk.h), which converts 16-bit
      storage block by block;
-   - those that go over a tree (hillis_steele, blelloch, cyclic, matmul) get one sequence after the other as a
-     carry_scan_item, all f32, and combine many elements at a time (element.h). */
+   - those that combine elements by doubling or over a tree (hillis_steele, blelloch, cyclic, matmul, matmul_log) get
+     one sequence at a time as a carry_scan_item, all f32 (element.h). */
 #ifndef CARRY_SCAN_ALGORITHM_H
 #define CARRY_SCAN_ALGORITHM_H
 

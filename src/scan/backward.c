@@ -1,6 +1,6 @@
-/* Gradients of a scan. With l[T-1] = g[T-1], the rest is the same scan in reverse,
+/* Gradients of a scan (formulas in carry/scan.h). l[T-1] = dh[T-1], and the other l are a scan in reverse,
 
-       l[t] = A[t+1]^T l[t+1] + g[t],   t = T-2..0,
+       l[t] = A[t+1]^T l[t+1] + dh[t],   t = T-2..0,
 
    with T - 1 steps from the state l[T-1], over transposed transitions. It runs in f32 throughout, so that dA is
    computed from unrounded sums. */
@@ -34,7 +34,7 @@ static float *l_at(const pass *p, int64_t item, int64_t t) {
     return p->l + (item * p->steps + t) * p->b_size;
 }
 
-/* Loads g into l, in f32. */
+/* Loads dh into l, in f32. */
 static void load_steps(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const pass *p = argument;

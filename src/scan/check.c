@@ -145,8 +145,8 @@ carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carr
     uintptr_t other_high;
     extent(tensor, &low, &high);
     extent(other, &other_low, &other_high);
-    /* The ranges of interleaved views overlap although no element is shared, so only packed views are certain to
-       overlap. */
+    /* The address ranges of interleaved views may overlap although no element is shared, so only packed views are
+       compared. */
     bool certain = carry_tensor_is_packed(tensor, 0) && carry_tensor_is_packed(other, 0);
     if (certain && low < other_high && other_low < high) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%s shares memory with %s%s", name, other_name,

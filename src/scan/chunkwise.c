@@ -1,12 +1,12 @@
 /* Chunk by chunk. If there are fewer sequences than threads, time is divided:
 
-       1. all chunks but the last, in parallel: the chunk's transition M and its end state L from zero, without writing
-   h;
+       1. all chunks but the last, in parallel: the chunk's transition M and its end state L from zero; h is not
+          written;
        2. one after the other: S[c+1] = M[c] S[c] + L[c], the state that enters each chunk;
        3. all chunks in parallel: walk the chunk again from S[c] and write h.
 
    Reading b twice is cheaper than writing h, reading it again and correcting it. If the batch alone keeps all threads
-   busy, the state that enters a chunk is known when its turn comes, so only step 3 is done. */
+   busy and the caller gave no chunk size, a sequence is one chunk, and only step 3 is done. */
 #include <string.h>
 
 #include "core/context.h"

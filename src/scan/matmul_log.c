@@ -2,8 +2,8 @@
    h = P (prefix sum of b/P + h0).
 
    Its prefix sum is a product with the all-ones triangle, which is why it was proposed. Its limits: transitions must be
-   diagonal and positive, and the cumulative product must stay within e^-80..e^80, or b/P overflows and P underflows. It
-   checks this first and refuses other inputs (CARRY_ERANGE). */
+   diagonal and positive, the cumulative product must stay within e^-80..e^80, and finite b/P within 1e36 in magnitude;
+   otherwise b/P may overflow and P underflow. It checks this first and refuses other inputs (CARRY_ERANGE). */
 #include <math.h>
 #include <stdio.h>
 

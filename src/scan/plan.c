@@ -1,8 +1,8 @@
 /* The planner: chooses an algorithm for a problem, and records why.
 
    It uses, in this order: the caller's choice by name, wisdom (earlier measurements on this machine), and the cost
-   model with this machine's measured rates. With CARRY_PLAN_MEASURE it times every algorithm that applies instead of
-   using the model. */
+   model with this machine's measured rates. With CARRY_PLAN_MEASURE and no name it uses neither wisdom nor the model,
+   and times every algorithm that applies whatever the values are (by_value in algorithm.h marks the others). */
 #include "scan/plan.h"
 
 #include <inttypes.h>

@@ -28,8 +28,9 @@ static void describe_machine(carry_ctx *ctx, char machine[192]) {
     (void)snprintf(machine, 192, "%s, %ld cores, carry %s", cpu.name, sysconf(_SC_NPROCESSORS_CONF), carry_version());
 }
 
-/* Reads the file into an empty wisdom. A damaged file, or one from another machine, sets *foreign; it is reported (if
-   warn) and ignored. A file that cannot be read, is not a regular file or is too large is an error. */
+/* Reads the file into an empty wisdom. A missing file counts as empty. A damaged file, or one from another machine or
+   version, sets *foreign; it is reported (if warn) and ignored. A file that cannot be read, is not a regular file or is
+   too large is an error. */
 static carry_status load(carry_ctx *ctx, carry_wisdom *wisdom, bool warn, bool *foreign) {
     char *text;
     size_t length;

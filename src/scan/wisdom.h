@@ -43,7 +43,7 @@ typedef struct carry_wisdom {
 } carry_wisdom;
 
 /* Reads a file's text into an empty wisdom whose machine is set. CARRY_EFORMAT: damaged (the message has the line).
-   CARRY_EUNSUPPORTED: from another machine. In both cases the wisdom is empty afterwards. */
+   CARRY_EUNSUPPORTED: from another machine or version. In both cases the wisdom is empty afterwards. */
 carry_status carry_wisdom_parse(carry_ctx *ctx, carry_wisdom *wisdom, const char *text, size_t length);
 /* Returns the file's text in *text; the caller frees it. */
 carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length);
@@ -53,12 +53,12 @@ carry_rates_table *carry_wisdom_rates_for(carry_wisdom *wisdom, int threads, con
 
 /* The rates of this context, from wisdom, or measured and then remembered. */
 carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates, bool again);
-/* Reads the file if that was not done yet. Fails if it cannot be read. */
+/* Reads the file if that was not done yet. A file that cannot be read only produces a warning. */
 carry_status carry_wisdom_ready(carry_ctx *ctx);
 /* The remembered plan, or NULL. */
 const carry_wisdom_plan *carry_wisdom_find(carry_ctx *ctx, const char *key);
-/* Remembers a measured plan, and writes the file if the context has one. CARRY_EIO: the file cannot be read or written,
-   and only this context has the plan. */
+/* Remembers a measured plan, and writes the file if the context has one that could be read. CARRY_EIO: the file cannot
+   be written, or no longer be read, and only this context has the plan. */
 carry_status carry_wisdom_remember(carry_ctx *ctx, const char *key, const char *algorithm, double seconds);
 /* The same with a chunk (0: the algorithm's choice) and a number of threads (0: all), as carry climb tune finds
    them. */

@@ -7,8 +7,9 @@
 
 /* Reads sampling parameters, n, stop, seed, logit_bias, stream, ... Unknown parameters are ignored, as by OpenAI. */
 bool carry_serve_openai_parameters(carry_serve_request *request, carry_serve_refusal *refusal);
-/* Writes messages, tools and other variables of the chat template to request->variables. Texts in parts are joined;
-   arguments of tool calls become objects, as templates expect. */
+/* Writes messages, tools and other variables of the chat template to request->variables. The parts of a content are
+   joined to one text, and tool-call arguments given as the text of a JSON object become an object, as templates
+   expect. */
 bool carry_serve_openai_messages(carry_ctx *ctx, carry_serve_request *request, carry_serve_refusal *refusal);
 /* Reads response_format, regex, tools, tool_choice and parallel_tool_calls. */
 bool carry_serve_openai_format(carry_serve_request *request, carry_serve_refusal *refusal);

@@ -108,8 +108,8 @@ static void emit_up_to(carry_serve_parser *p, carry_serve_part_kind kind, size_t
     }
 }
 
-/* Looks for `tag` in the held text, and emits the text before it. Returns true if it was found; p->at is then after
-   it. */
+/* Looks for `tag` in the held text. If it is found, emits the text before it, sets p->at to the byte after it and
+   returns true. Otherwise emits the text that cannot be the start of the tag. */
 static bool read_up_to(carry_serve_parser *p, carry_serve_part_kind kind, const char *tag, bool is_end) {
     const char *found = memmem(p->held + p->at, p->length - p->at, tag, strlen(tag));
     if (found != NULL) {

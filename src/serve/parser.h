@@ -1,7 +1,7 @@
 /* Splits the text of a choice into content, reasoning and tool calls. One parser is opened per choice, from the request
    and the rendered prompt, whose end tells, for example, whether the answer begins inside <think>. Text comes in pieces
-   that are cut between any two characters; a parser holds back text that may become a tag. The parts must not depend on
-   where the text was cut. */
+   that are cut between any two characters; a parser holds back text that may become a tag. The result must not depend
+   on where the text was cut. */
 #ifndef CARRY_SERVE_PARSER_H
 #define CARRY_SERVE_PARSER_H
 

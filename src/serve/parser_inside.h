@@ -52,8 +52,8 @@ void carry_parser_arguments(carry_serve_parser *p, const char *text, size_t leng
 size_t carry_parser_partial(const char *text, size_t length, const char *tag);
 bool carry_parser_starts(const char *text, size_t length, const char *tag);
 
-/* Each reads as much of the held text as possible. Returns true if it made progress, false if more text is needed.
-   is_end: no more text comes. */
+/* Each reads as much of the held text as its mode can take. Returns true if reading can continue, in
+   p->mode (which may have changed), and false if more text is needed. is_end: no more text comes. */
 bool carry_parser_json(carry_serve_parser *p, bool is_end);
 bool carry_parser_value(carry_serve_parser *p, bool is_end);
 bool carry_parser_xml(carry_serve_parser *p, bool is_end);

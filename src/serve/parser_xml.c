@@ -6,8 +6,10 @@
        </parameter>
        </function>
 
-   A value is text; the line ends directly before and after it are not part of it. The tool's schema tells which
-   parameters are text: these are emitted as they come. Others are written as JSON if they are valid JSON. */
+   One newline directly before a value and one directly after it are not part of the value. A parameter that may be a
+   string by the tool's schema, or is not in it, is emitted as a JSON string while it arrives. Any other parameter is
+   held until its end and emitted unchanged if it is valid JSON; Python's True, False and None become JSON, and anything
+   else becomes a JSON string. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Preparing threads turn bodies into requests of the engine, so that long texts delay neither HTTP nor the engine's
-   steps. */
+/* Preparing threads turn the bodies of HTTP requests into requests for the engine, so that long texts delay neither the
+   HTTP thread nor the engine's steps. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

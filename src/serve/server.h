@@ -1,6 +1,6 @@
 /* The language model server: OpenAI's and Anthropic's interfaces, named states and metrics, over one engine.
 
-       carry_lm_server_start(ctx, &server, &options);       listens; requests get 503 until the engine is there
+       carry_lm_server_start(ctx, &server, &options);       listens; requests get 503 until carry_lm_server_run
        carry_lm_server_run(server, engine, should_drain);   serves on this thread until drained
        carry_lm_server_free(server);
 

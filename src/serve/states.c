@@ -1,6 +1,7 @@
 /* /v1/states: saves states of conversations as files, and loads them by name. Saving runs the conversation through the
    model (using cached prefixes) and writes its state. Loading adds the state to the prefix cache: requests whose
-   prompts begin with the conversation continue from it. Names are checked, so that no path leaves the folder. */
+   prompts begin with the conversation continue from the state. Names are checked, so that every path is inside the
+   folder of states. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>

@@ -1,6 +1,7 @@
 /* The controls of a running stream: prompts, seed, steps, cuts, pause, KV bias, noise, LoRA.
 
-   Any thread (usually the server's) may write them; stage 0 reads them once per chunk. One table of keys
+   Any thread (usually the server's) may write them; stage 0 reads them before each chunk, and again if the prompts
+   change while a chunk is denoised. One table of keys
    (controls_json.c) serves the command line, REST, WebSocket messages and the state saved for a restart. */
 #ifndef CARRY_STREAM_CONTROLS_H
 #define CARRY_STREAM_CONTROLS_H

@@ -1,5 +1,5 @@
 /* The table of controls: each has a key, the accepted values, and functions to read and write it. A new control
-   needs one line here and one field in the state. */
+   needs its two functions and an entry here, and a field in the state. */
 #include "stream/controls_json.h"
 
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 /* The contract between the stages, version 1: envelopes from stage 0 to the mesh, results back.
 
-   A message is a header of 32 bytes, metadata of a fixed size, and tensors one after the other in the order of their
-   specs, each padded with zeros to a multiple of 8. All numbers are little-endian. envelope_bytes.c lists every
+   A message is a header of 32 bytes, metadata of a fixed size, a spec for each tensor, and the tensors in the order of
+   their specs, each padded with zeros to a multiple of 8. All numbers are little-endian. envelope_bytes.c lists every
    field with its offset, and tests/golden/envelope/ keeps the bytes, which are the contract.
 
        header: magic "CRYE" or "CRYR", u32 version, u32 metadata bytes, u32 number of tensor specs, u64 bytes of all

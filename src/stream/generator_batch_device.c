@@ -35,8 +35,8 @@ static carry_status enter(carry_generator *g, const carry_envelope *e) {
     return carry_generator_device_upload(g, e, slot_of(g, f->slots, 0));
 }
 
-/* x = (1 - sigma) x0 + sigma scale noise for slot i, in place: the slot holds x0 before and x after. With sigma 0 it
-   is unchanged. */
+/* x = (1 - sigma) x0 + sigma scale noise for slot i, in place: the slot holds x0 before and x after. .sigma = 0
+   makes carry_flow_step take the slot itself as x0, whatever the velocity is. */
 static carry_status add_noise(carry_generator *g, const carry_envelope *e, int i, double sigma) {
     carry_generator_device *f = &g->far;
     const carry_generator_slot *s = &g->slot[i];

@@ -1,9 +1,10 @@
 /* Messages between stage 0 and the leader, who hold one end each.
 
-   A message is a prelude of 16 bytes (kind and length), then the bytes: an envelope or a result in the format of
+   A message is a prelude of 16 bytes (magic, kind, length), then the bytes: an envelope or a result in the format of
    envelope.h, or a message of the link itself: a pulse (the answer to a NOOP or SHUTDOWN), the reason for a refusal,
-   the timings of a call, or the close of the link. The lengths always agree, so damaged bytes are detected by the
-   end that decodes them, which can still report the reason.
+   the timings of a call, a prompt that arrived during a chunk, the choice of a LoRA, a heartbeat, or the close of the
+   link. The length is in the prelude, so damage to the bytes is detected by the end that decodes them, which can still
+   report the reason.
 
    Memory is bounded and allocated when the link is opened: one buffer for the arriving message, and slots for
    messages being sent. Sending does not wait while a slot is free.

@@ -5,16 +5,16 @@
    refusal to stage 0 that says why. Workers get an envelope by two broadcasts, its size (with the number of the LoRA)
    and its bytes, and decide nothing.
 
-   A prompt that comes while a chunk is denoised is a message of its own, behind the envelope: the leader looks for one
+   A prompt that arrives while a chunk is denoised is a separate message after the envelope. The leader looks for one
    before every step and after the last, and broadcasts its size (0: no prompt), so that every rank uses it from the
-   same step on. A prompt that comes between two calls is for the next call.
+   same step on. A prompt that arrives between two calls is for the next call.
 
-   So is the choice of a LoRA, before the envelope that it is for. The leader announces it with every envelope, and each
-   rank changes its weights before the call.
+   The choice of a LoRA is also a separate message, sent before the envelope to which it applies. The leader broadcasts
+   it with every envelope, and each rank changes its weights before the call.
 
-   NOOP and SHUTDOWN go round the mesh, with a barrier, and are answered by a pulse: a rank that is gone is missed even
-   while nothing is generated. After SHUTDOWN the leader stays until stage 0 closes the link; a second SHUTDOWN is
-   answered again. */
+   NOOP and SHUTDOWN are sent to the whole mesh, with a barrier, and are answered by a pulse, so that a dead rank is
+   noticed even while nothing is generated. After SHUTDOWN the leader stays until stage 0 closes the link; a second
+   SHUTDOWN is answered again. */
 #ifndef CARRY_STREAM_MESH_H
 #define CARRY_STREAM_MESH_H
 

@@ -1,10 +1,13 @@
 /* Measures whether the stages of a pipeline overlap: stage times, period, hidden time and the score, from durations
    that each stage measures itself.
 
-       hidden = max(0, t0 + t1 - period);  score = median over chunks of hidden / min(t0, t1), without the first 10
+       hidden = max(0, t0 + t1 - period);  score = median over chunks of hidden / min(t0, t1)
 
-   A score of 1: the period equals the time of the slower stage. 0: the stages take turns. The gate is 0.30. Clocks
-   of different machines are never compared. */
+   t0 and t1 are the times of stage 0 and stage 1 for a chunk. The score leaves out the first CARRY_OVERLAP_WARMUP
+   chunks and the chunks without a period, such as the first after a pause or a cut.
+
+   A score of 1: the period equals the time of the slower stage. 0: the stages take turns. The stages count as
+   overlapping if the score is at least CARRY_OVERLAP_GATE. Clocks of different machines are never compared. */
 #ifndef CARRY_STREAM_OVERLAP_H
 #define CARRY_STREAM_OVERLAP_H
 

@@ -2,18 +2,19 @@
 
    An envelope is in progress from when it is sent until its frames have been decoded or its result dropped. Up to
    `depth` envelopes are in progress: with two, chunk k+1 is sent before chunk k is decoded, and the stages work at
-   the same time; with one, they take turns. A recompute needs earlier data. In mode latent it needs the result of
-   the previous chunk, so the next envelope is sent as soon as that result arrives, before it is decoded. In mode
-   anchor it needs the first frame of the context, decoded and encoded again, so the mesh waits for the decoder.
+   the same time; with one, they take turns. A recompute rebuilds the cache from earlier frames (generator.c). With
+   CARRY_RECOMPUTE_LATENT it needs the result of the previous chunk, so the next envelope is sent as soon as that result
+   arrives, before it is decoded. With CARRY_RECOMPUTE_ANCHOR it also needs the first frame of the context, decoded and
+   encoded again, so with a context of one chunk the mesh waits for the decoder.
 
    A new prompt should be visible soon, so every chunk is requested as late as possible. Up to depth 2 the next chunk
    is sent only when the previous result has arrived; with a pace, when it must be started to be in time. If prompts
    change while a chunk is denoised, the new conditioning is sent after the envelope, and the mesh uses it for the
    remaining steps, at least for the last one. So the first chunk that is finished after a change shows it.
 
-   A hard cut (requested, or because positions run out) begins an epoch: the decoder is reset, the context is empty,
-   and results of older epochs are dropped and counted. If positions run out, no user asked for a cut: chunks in
-   progress are shown first, and nothing is dropped. */
+   A hard cut (requested, or because the frame positions, CARRY_DIT_POSITIONS, are used up) begins an epoch: the decoder
+   is reset, the context is empty, and results of older epochs are dropped and counted. If positions run out, no user
+   asked for a cut: chunks in progress are shown first, and nothing is dropped. */
 #ifndef CARRY_STREAM_STAGE_H
 #define CARRY_STREAM_STAGE_H
 
@@ -118,9 +119,9 @@ typedef struct carry_stage {
     int64_t shown_count;
 } carry_stage;
 
-/* Allocates everything that a chunk needs except the text encoder. carry_stage_open_text opens that one later, on a
-   GPU if its memory suffices once everything else is allocated. The link is borrowed. is_apart: the mesh consists of
-   other ranks. */
+/* Allocates everything that a chunk needs except the text encoder. carry_stage_open_text opens the text encoder later,
+   on a GPU if enough memory is left after everything else is allocated. The link is borrowed. is_apart: the mesh does
+   not include this rank. */
 carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pipeline_options *options,
                               const carry_pipeline_hooks *hooks, const carry_dit_config *config, carry_link *link,
                               bool is_apart, double deadline);
@@ -138,12 +139,13 @@ bool carry_stage_may_send(const carry_stage *stage);
 carry_status carry_stage_send(carry_stage *stage); /* sends the next chunk */
 /* Sends NOOP or SHUTDOWN and handles the answer. */
 carry_status carry_stage_signal(carry_stage *stage, carry_action action);
-/* Sends a NOOP when nothing has been sent for a while. Otherwise the mesh would take stage 0 for gone at the end,
-   when it only shows the remaining results. */
+/* Sends a NOOP if nothing has been sent for a while. It is needed at the end of a stream, while stage 0 only shows the
+   remaining results: without it, the mesh would conclude that stage 0 is gone. */
 carry_status carry_stage_remind(carry_stage *stage);
 carry_status carry_stage_receive(carry_stage *stage, carry_message *message); /* skips the answers to NOOPs */
-/* stage_input.c: the next chunk's latents, from video input noised to `level`, or noise alone without video. The
-   frames are read first: their motion determines the noise levels. */
+/* stage_input.c: carry_stage_start makes the next chunk's latents, from video input noised to `level`, or from noise
+   alone without video. carry_stage_read reads the frames before that, since their motion determines the noise
+   levels. */
 carry_status carry_stage_read(carry_stage *stage);
 /* How much `count` frames of `each` values differ from their predecessors, 0 to 1. before: the frame before the
    first, or NULL. */

@@ -1,13 +1,13 @@
 /* Video input: frames are encoded by the same autoencoder and noised to the level of the first step,
 
-       x = (1 - s) z + s noise,  where s is the sampler's sigma of that level,
+       x = (1 - s) z + s noise,  with z the encoded frames and s the sampler's sigma of that level,
 
    so the result keeps as much of the video as the noise leaves (strength 1: nothing). The sigmas of the steps are
-   those of the model's levels times the strength.
+   those of the requested steps times the strength.
 
-   Motion: with as much noise as a still chunk gets, the motion of a fast chunk is lost or smeared. With --motion c
-   the strength of a chunk is strength (1 - c m), where m in [0, 1] is the root mean square difference of successive
-   frames over FAST, averaged with earlier chunks so that it does not jump. */
+   Motion: with as much noise as a still chunk gets, the motion of a fast chunk is lost or smeared. With --strength S
+   and --motion c, the strength of a chunk is S (1 - c m). m in [0, 1] is the root mean square difference of successive
+   frames, divided by FAST and at most 1, averaged with that of earlier chunks so that it does not jump. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@
 #include "core/tensor.h"
 #include "stream/stage.h"
 
-#define FAST 0.25 /* root mean square difference of frames, with values in [-1, 1], that counts as full motion */
+#define FAST 0.25 /* root mean square difference of frames, with values in [0, 1], that counts as full motion */
 #define KEPT 0.5  /* weight of the motion of the previous chunks */
 
 /* Number of frames of the next chunk. If the autoencoder's first latent frame is a single frame, the first chunk has

@@ -173,14 +173,14 @@ static void report(carry_stage *s, const carry_chunk_times *t) {
 }
 
 /* The period runs from the end of the previous chunk to the end of this one, so that it includes the work of stage 0
-   for this chunk. Measured between two results it would include the work for the previous chunk, and where the
-   stages take turns the score would only be the noise of their difference. */
+   for this chunk. Between the arrivals of two results, it would include the work of stage 0 for the previous chunk
+   instead; if the stages take turns, the score would then be only the difference of these two, which is noise. */
 static void end_period(carry_stage *s, carry_chunk_times *t) {
     const double now = carry_seconds();
     t->period = s->has_last ? now - s->last_shown - s->paced : 0.0;
     if (t->period > 0.0 && s->paced > 0.0) {
-        /* While stage 0 waited, the mesh worked, so the difference can be too short: no pipeline is faster than its
-           slower stage. */
+        /* The mesh worked while stage 0 waited for its pace, so the time without these waits can be too short: no
+           pipeline is faster than its slower stage. */
         t->period = fmax(t->period, fmax(t->stage0, t->stage1));
     }
     s->paced = 0.0;

@@ -11,8 +11,8 @@
 
 #define CARRY_VOCABULARY 4096
 
-/* Reads the words of a model's folder, separated by single spaces; "" without a words.txt. CARRY_EFORMAT: they do
-   not fit. */
+/* Reads the words of a model's folder, separated by single spaces; "" without a words.txt. CARRY_ESIZE: the words do
+   not fit into CARRY_VOCABULARY bytes. */
 carry_status carry_vocabulary_read(carry_ctx *ctx, char words[CARRY_VOCABULARY], const char *folder);
 
 /* Appends the words of the prompt that are not in `words` to `unknown`, as "'zebra', 'moon'", each once, as far as

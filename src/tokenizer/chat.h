@@ -1,8 +1,10 @@
 /* Chats: turns messages into the prompt of a model with the chat template of its folder (template/template.h), as
    transformers' apply_chat_template does. The template gets these variables:
 
-       messages                 as given, without keys whose value is null; the text of reasoning_content, thinking or
-                                reasoning also under the names thinking (first) and reasoning_content (last)
+       messages                 as given, without keys whose value is null. The reasoning of a message (its
+                                reasoning_content, else thinking, else reasoning) is given under both thinking and
+                                reasoning_content: if missing, thinking is added as the first key of the message, and
+                                reasoning_content as the last
        tools, documents         as given, else none
        add_generation_prompt    as given, else true
        bos_token, eos_token...  every "..._token" of tokenizer_config.json
@@ -30,7 +32,7 @@ void carry_chat_close(carry_chat *chat);
 
 typedef struct carry_chat_request {
     const carry_json *variables; /* an object with messages, a list of {role, content, ...}, and other variables */
-    carry_thinking thinking;     /* sets enable_thinking; an error if the template does not use that variable */
+    carry_thinking thinking;     /* sets enable_thinking, else thinking; ON is an error if the template uses neither */
     const struct tm *now;        /* NULL: local time */
 } carry_chat_request;
 

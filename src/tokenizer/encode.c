@@ -145,8 +145,8 @@ carry_status carry_encode_end(carry_ctx *ctx, const carry_tokenizer *tokenizer, 
     return append(ctx, ids, tokenizer->parts.after, tokenizer->parts.afters);
 }
 
-/* True if every text between added tokens gets a prefix. A cut directly after an added token would then add or lose
-   one. */
+/* True if the tokenizer may put a prefix before every text between added tokens. A text must then not be cut directly
+   after an added token: that would add or lose a prefix. */
 static bool has_prefix(const carry_tokenizer *t) {
     return t->parts.by_character;
 }

@@ -1,5 +1,5 @@
-/* Patterns cut a text into pieces before bytes are merged. No merge crosses the end of a piece. The first one was
-   GPT-2's:
+/* Patterns cut a text into pieces before bytes are merged. No merge crosses the end of a piece. The first such
+   pattern was GPT-2's:
 
        's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
@@ -38,12 +38,12 @@ void carry_cutter_start(carry_cutter *cutter, const void *text, size_t length);
 /* Returns the length of the next piece in bytes, 0 at the end; *piece points into the text. */
 size_t carry_cutter_next(carry_cutter *cutter, const unsigned char **piece);
 
-/* Rules for splitting a text so that the pieces of both parts equal those of the whole: before one of these characters,
-   if the character before it is not white space. */
+/* Where a text can be split so that the pieces of both parts equal those of the whole: before a character of the named
+   kinds that does not follow white space. */
 typedef enum carry_cut_rule {
     CARRY_CUT_NOWHERE,
     CARRY_CUT_SPACES, /* U+0020 only */
-    CARRY_CUT_BLANKS, /* spaces and tabs */
+    CARRY_CUT_BLANKS, /* spaces, tabs and vertical tabs */
     CARRY_CUT_BLANKS_AND_LINES,
 } carry_cut_rule;
 carry_cut_rule carry_pattern_rule(const carry_pattern *pattern);

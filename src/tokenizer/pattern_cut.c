@@ -12,8 +12,8 @@ static bool follows_a_space(const unsigned char *text, size_t at) {
 }
 
 size_t carry_cut_last(carry_cut_rule rule, const void *text, size_t length) {
-    /* If a piece has a space after its first character, all of it is white space; so no piece crosses such a
-       position. */
+    /* Finds the last white space (of the kinds that `rule` covers) that does not follow white space. No piece extends
+       across that position, since a piece with such white space after its first character is white space only. */
     const unsigned char *bytes = text;
     for (size_t at = length; at-- > 1 && rule != CARRY_CUT_NOWHERE;) {
         bool is_blank = bytes[at] == ' ' || (rule >= CARRY_CUT_BLANKS && (bytes[at] == '\t' || bytes[at] == '\v'));

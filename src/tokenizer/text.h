@@ -1,9 +1,9 @@
 /* Text from files and folders of any size, read in blocks.
 
    A folder stands for the regular files in it and below it, in the order of their names (compared as bytes); hidden
-   files are skipped. A block is about block_bytes of one file, and ends where the text can be cut without changing its
-   tokens (carry_tokenizer_last_cut). If 64 KiB contain no such place, the text is cut between two characters. The
-   boundaries of blocks depend on the file alone.
+   files and folders, empty files and links to folders are skipped. A block is about block_bytes of one file, and ends
+   where the text can be cut without changing its tokens (carry_tokenizer_last_cut). If 64 KiB contain no such place,
+   the text is cut between two characters. The boundaries of blocks depend only on the file and these options.
 
    Files are read with pread and not mapped: if a mapped file shrinks, its reader is killed by a signal, while pread
    allows an error message. Bytes appended to a file after it was opened are ignored. */

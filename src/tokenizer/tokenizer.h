@@ -1,14 +1,15 @@
 /* Tokenizers: bytes to token numbers and back.
 
-   A tokenizer has a token for each of the 256 bytes, merges of two tokens into a third (byte-level without merges,
-   else BPE), and added tokens such as <|endoftext|>, which are found in a text before anything else. Its file format is
-   Hugging Face's tokenizer.json, and its numbers and texts equal those of their `tokenizers` library:
+   A tokenizer has a token for each of the 256 bytes, merges of two tokens into a third (BPE; carry_tokenizer_bytes
+   makes a tokenizer without merges), and added tokens such as <|endoftext|>, which are found in a text before anything
+   else. Its file format is Hugging Face's tokenizer.json, and its numbers and texts equal those of their `tokenizers`
+   library:
 
    - Encoding: the text is split at added tokens: the leftmost is found first, and the longest of several at one
-     position. Tokens that are not "normalized" are searched first; the rest of the text is then normalized and searched
-     for the others. The text between them is cut into pieces (pattern.h). Each piece starts as its bytes or characters;
-     of all possible merges, the one that comes first in the list is done first, the leftmost of equal ones, until none
-     is possible.
+     position. Added tokens that are not "normalized" are searched for first; the rest of the text is then normalized
+     and searched for those that are. The text between them is cut into pieces (pattern.h). Each piece starts as its
+     bytes or characters; of all possible merges, the one that comes first in the list is done first, the leftmost of
+     equal ones, until none is possible. With "ignore_merges", a piece that equals a token becomes that token.
    - Decoding: the bytes of the tokens are joined. The `tokenizers` library then converts the bytes to text, with U+FFFD
      for bytes that are not UTF-8; carry_unfold does that token by token.
 

@@ -140,7 +140,7 @@ bool carry_buffer_add(carry_buffer *buffer, const void *bytes, size_t length); /
 
 /* True if this build has NFC. */
 bool carry_normal_has_nfc(void);
-/* Applies the steps to a text. *to is the text itself if nothing changes, else it points into one of the two buffers.
+/* Applies the steps to a text. *to is the text itself if no step applies, else it points into one of the two buffers.
    first: this is the start of a text, where Prepend adds its content. Returns false if out of memory. */
 bool carry_normalize(const carry_parts *parts, bool first, const unsigned char *text, size_t length,
                      carry_buffer buffer[2], const unsigned char **to, size_t *to_length);
@@ -167,8 +167,9 @@ carry_tokenizer *carry_tokenizer_new(void);
 /* Adds a token with this number, which must be unused and below CARRY_TOKENS_MOST. */
 carry_status carry_tokenizer_put(carry_ctx *ctx, carry_tokenizer *tokenizer, int64_t id, const char *bytes,
                                  size_t length, bool literal, bool in_vocabulary);
-/* Marks a token as added, and puts it first if it does not exist. As in `tokenizers`, a token whose characters are all
-   in the byte alphabet is decoded through it; beyond ASCII, this gives a different text. */
+/* Marks a token as added; creates the token before that if the number is unused. As in `tokenizers`, a token whose
+   characters are all in the byte alphabet decodes to the bytes that these characters stand for; beyond ASCII, this
+   differs from the token's own text. */
 carry_status carry_tokenizer_add(carry_ctx *ctx, carry_tokenizer *tokenizer, int64_t id, const char *content,
                                  size_t length, bool special, bool normalized, bool in_vocabulary);
 /* Adds special tokens, numbered from first. */

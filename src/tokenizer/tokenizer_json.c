@@ -105,8 +105,8 @@ static carry_status take_id(const reader *r, const carry_json *node, const char 
     return CARRY_OK;
 }
 
-/* Writes the bytes by which a token is known: the bytes of its characters in the byte alphabet, or its name in models
-   by character. Returns false for a name with characters outside the alphabet, which no merge can make. */
+/* Writes a token's bytes to `to`: those that its characters stand for in the byte alphabet or, in models by character,
+   its name unchanged. Returns false if a character is not in the alphabet; no merge can produce such a token. */
 static bool take_name(const reader *r, const char *name, size_t length, char *to, size_t *bytes) {
     if (!r->made->parts.by_character) {
         return carry_alphabet_bytes(name, length, to, bytes);

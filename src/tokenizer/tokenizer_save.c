@@ -1,5 +1,5 @@
 /* Writes tokenizer.json with the keys and the order of `tokenizers`. Merges are written as "a b", which every version
-   of it reads. */
+   of `tokenizers` reads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

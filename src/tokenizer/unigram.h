@@ -2,8 +2,9 @@
    tokenizer.json with a model of type Unigram.
 
    A text is normalized: the character map of the file is applied, and each run of spaces becomes one U+2581, with one
-   before the first word too. It is then cut into the pieces with the highest total score. A character without a piece
-   becomes its bytes, or <unk>. Pieces that do not represent text, such as </s>, are never found in a text. */
+   before the first word too; spaces at the end are dropped. It is then cut into the pieces with the highest total
+   score. A character without a piece becomes its bytes, or <unk>. Pieces that do not represent text, such as </s>, are
+   never found in a text. */
 #ifndef CARRY_UNIGRAM_H
 #define CARRY_UNIGRAM_H
 

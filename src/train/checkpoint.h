@@ -2,15 +2,17 @@
 
        step-400/config.json, model.safetensors, tokenizer.json    a model in the format of Hugging Face
        step-400/optimizer.safetensors                             AdamW's m.NAME and v.NAME, shaped like NAME, f32 or
-                                                                  bf16; w.NAME too if the model is an average of
-                                                                  weights
+                                                                  bf16; also w.NAME, the weights in training, if the
+                                                                  saved model is their average
        step-400/train.json                                        step, position in the data, options; size and CRC of
-                                                                  each other file, and of its own text before them
+                                                                  each other file; CRC of its own text
        latest -> step-400
 
-   A checkpoint is written in a hidden folder next to it; then every file and folder is synced, and the folder is
-   renamed: so it is complete or absent. Only then are older ones removed. Loading compares every file with train.json,
-   which has CRC-32C checksums; an incomplete folder is skipped with a warning, and the one before it is used.
+   If an adapter is trained, adapter_config.json and adapter_model.safetensors take the place of the first two files.
+
+   A checkpoint is written to a hidden folder, its files and folders are synced, and the folder is renamed to step-N: so
+   a checkpoint is complete or absent. Older ones are removed only after that. Loading compares every file with the
+   CRC-32C checksums in train.json; a damaged folder is skipped with a warning, and the one before it is used.
 
    The folder is locked while a run writes to it. */
 #ifndef CARRY_TRAIN_CHECKPOINT_H

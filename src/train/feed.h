@@ -2,8 +2,9 @@
 
    A batch goes through one of two slots, each with pinned memory and GPU memory. The feed uploads it on its own
    stream during the step, and the context's stream then copies it to the buffer that steps read, which is always the
-   same. The host waits for uploads, and before it overwrites a slot that a step two steps ago may still have to
-   read. So it is never more than two steps ahead, and the GPU never waits for it. */
+   same. The host waits for an upload before it enqueues that copy. Before it overwrites a slot, it waits for the
+   slot's last copy, that of the step two steps ago. So the host is at most two steps ahead, and no kernel waits for an
+   upload. */
 #ifndef CARRY_TRAIN_FEED_H
 #define CARRY_TRAIN_FEED_H
 

@@ -76,8 +76,9 @@ static void ahead(void *training) {
     }
 }
 
-/* The scale of the loss is part of a recording. So are the boundaries of packed examples, which change with every
-   batch, and the elements that dropout drops: steps with these are not recorded. */
+/* A recorded graph contains the scale of the loss, so the number of labels is the key. Steps with packed examples or
+   dropout are not recorded: the boundaries of examples and the dropped elements would also be part of the graph, and
+   they change with every batch. */
 static uint64_t key(void *training) {
     const carry_training *t = training;
     if (t->lm->adapter != NULL && t->lm->adapter->options.dropout > 0.0) {

@@ -1,12 +1,16 @@
-/* Muon: momentum whose step is orthogonalised, for the matrices of the layers.
+/* Muon: momentum whose step is orthogonalised, for the matrices of the layers. For the gradient g, after clipping:
 
-       m = momentum m + g;  u = g + momentum m;  O = U V^T for u = U S V^T, approximately
-       w = w - rate (0.2 sqrt(max(rows, columns)) O + decay w)
+       m' = momentum m + g,  u = g + momentum m'
+       w' = w - rate (0.2 sqrt(max(rows, columns)) O + decay w)
 
-   O comes from five steps of a Newton-Schulz iteration: X = u / |u|, then X = a X + (b A + c A^2) X with A = X X^T,
-   which brings all singular values close to 1. It is computed in bf16 if the model has bf16 copies of its weights, else
-   in f32. The factor gives O the root mean square of AdamW's steps, so that rate and decay are the same for both; AdamW
-   updates tables, norms, convolutions and other vectors. m is stored like AdamW's m; v of these matrices stays 0. */
+   O is approximately the orthogonal matrix nearest to u: u with all singular values replaced by 1. It comes from five
+   steps of a Newton-Schulz iteration, on the transpose of u if u has more rows than columns:
+
+       X = u / |u|, the Frobenius norm;  each step: X' = a X + (b A + c A^2) X,  A = X X^T
+
+   It is computed in bf16 if the model has bf16 copies of its weights, else in f32. The factor 0.2 sqrt(...) gives the
+   step the root mean square of AdamW's steps, so that rate and decay are the same for both. AdamW updates embeddings,
+   the head, norms, convolutions and other vectors. m is stored like AdamW's m; v of these matrices stays 0. */
 #ifndef CARRY_TRAIN_MUON_H
 #define CARRY_TRAIN_MUON_H
 

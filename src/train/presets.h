@@ -1,5 +1,5 @@
 /* Named models and batch sizes: carry train --preset gdn-130m. A preset sets other options, which can still be
-   overridden, and the vocabulary of the model, which is larger than the tokenizer of a small text needs. */
+   overridden, and the vocabulary of the model, which may be larger than that of the tokenizer. */
 #ifndef CARRY_TRAIN_PRESETS_H
 #define CARRY_TRAIN_PRESETS_H
 

@@ -3,7 +3,7 @@
        t <= w:  rate t / w
        t > w:   rate (final + (1 - final) f((t - w) / (n - w))),   f(x) = 1, 1 - x, or (1 + cos(pi x)) / 2
 
-   so the last step has rate * final, and a step behind it too. */
+   so the last step has rate * final (rate if constant), and so has any later step. */
 #ifndef CARRY_TRAIN_SCHEDULE_H
 #define CARRY_TRAIN_SCHEDULE_H
 

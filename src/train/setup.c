@@ -124,8 +124,8 @@ static carry_status make_model(carry_training *t) {
         CARRY_TRY(carry_lm_load_weights(t->lm, folder));
         return adapts ? make_adapter(t) : CARRY_OK;
     }
-    /* The default initial rates are flash-linear-attention's: with them most heads forget within 100 tokens, which is
-       too few to recall a row. */
+    /* A factor on the initial decay rates, which are flash-linear-attention's: with those, most heads forget within
+       100 tokens, too soon to recall the start of a row. */
     t->lm->forget = t->options.forget;
     const bool large = adapts || (device != 0 && t->lm->own.trained >= LARGE);
     CARRY_TRY((large ? carry_lm_init_there : carry_lm_init)(t->lm, (uint64_t)t->options.seed));
@@ -275,8 +275,8 @@ static void tell_start(const carry_training *t) {
                                            .memory_plan = &t->memory_plan});
 }
 
-/* Replaces --model by the folder that it names: hf:OWNER/NAME by the one in the cache of the hub, the folder of a
-   training by its newest checkpoint. The folder's files are verified. */
+/* Replaces --model by the folder that it names: hf:OWNER/NAME by the folder in the cache of the hub, the folder of a
+   training run by its newest checkpoint. The folder's files are verified. */
 static carry_status resolve_model(carry_training *t) {
     carry_train_options *o = &t->options;
     char found[CARRY_FILE_PATH];

@@ -87,8 +87,8 @@ static carry_status skip(carry_steps *s, carry_steps_report *report, const carry
     return CARRY_OK;
 }
 
-/* Saves the state when there is no more data. Not with several ranks: the others may already be in the step and would
-   not take part in saving. */
+/* Called if the next batch cannot be made. Saves the state if this run has done a step, but not with several ranks: the
+   others may already be in the step and would not take part in saving. */
 static carry_status keep_learned(carry_steps *s, carry_status status) {
     char why[512];
     (void)snprintf(why, sizeof why, "%s", carry_ctx_error(s->ctx));

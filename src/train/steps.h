@@ -8,11 +8,11 @@
    A step whose loss or gradients are not finite is skipped: it changes neither the weights nor the state of the
    optimizer, and is counted and reported. More than skip_limit such steps in a row end the run: the state before the
    first is saved, and the error message names the first tensor that was not finite. An interrupted run finishes its
-   step and saves.
-   On the CPU the loss of every step is read, and added over ranks, before the weights change. On a GPU a step waits for
-   nothing: it is one recorded graph if the trainee has a key, the device itself skips steps that are not finite, and
-   after too many in a row it changes nothing more. The host notices when it reads the losses: for a report, an
-   evaluation or a checkpoint, and at least every CARRY_STEPS_LAG steps. */
+   step and saves. On the CPU, and with several ranks, the loss of every step is read and added over ranks before the
+   weights change. On a GPU with one rank a step waits for nothing: it is one recorded graph if the trainee has a key,
+   the device itself skips steps that are not finite, and after too many in a row it changes nothing more. The host
+   notices when it reads the losses: for a report, an evaluation or a checkpoint, and at least every CARRY_STEPS_LAG
+   steps. */
 #ifndef CARRY_TRAIN_STEPS_H
 #define CARRY_TRAIN_STEPS_H
 

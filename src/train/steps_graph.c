@@ -1,7 +1,7 @@
 /* Recording a step. The first step runs directly, so that libraries and plans are set up; the second is recorded if the
    key (carry_trainee.key) has not changed, and replayed from then on. A step with another key, such as one with fewer
-   labels, runs directly; two equal keys in a row are recorded again. If recording fails, steps run directly for the
-   rest of the run, with a note. */
+   labels, runs directly; if the next step has the same key, it is recorded in place of the old graph. If recording
+   fails, a note is given, and steps run directly for the rest of the run. */
 #include "train/steps_graph.h"
 
 #include <stdio.h>

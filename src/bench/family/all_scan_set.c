@@ -37,8 +37,8 @@ static float dot(const float *a, const float *b, int64_t count) {
     return (float)sum;
 }
 
-/* For one head: normalizes the keys to length 1, and computes Y[t] = beta[t] (k[t] - sum over s < t of (k[t] k[s])
-   Y[s]). */
+/* For one head: normalizes the keys k[t], the rows of W, to length 1, and computes the rows of Y:
+   Y[t] = beta[t] (k[t] - sum over s < t of <k[t], k[s]> Y[s]). */
 static void fill_factors(float *W, float *Y, const float *beta, int64_t rows, int64_t key) {
     for (int64_t t = 0; t < rows; t++) {
         float *k = W + t * key;

@@ -1,15 +1,16 @@
 /* Sets of inputs and outputs of an All-Scan, for one rank.
 
-   The transition is the effect of a range of the delta rule on a state: gamma (I - W^T Y), with gamma uniform in
-   [0.8, 1], the rows of W random keys of length 1, beta uniform in [0, 1], and Y such that I - W^T Y is the product
-   of all I - beta k k^T; its norm is at most 1. Dense transitions are the same matrix, multiplied out from 64 keys;
-   diagonal ones are decays uniform in [0.8, 1]. L and the initial state are normal. */
+   A rank maps a state S to M S + L (carry/all_scan.h). M is the transition of the delta rule over a range of tokens:
+   gamma (I - W^T Y), with gamma uniform in [0.8, 1], random keys k of length 1 as the rows of W, beta uniform in
+   [0, 1], and Y such that I - W^T Y is the product of I - beta k k^T over all keys, whose norm is at most 1. A dense M
+   is this matrix for min(64, K) keys, multiplied out; a diagonal M has decays uniform in [0.8, 1]. L and the initial
+   state are normal. */
 #ifndef CARRY_LAB_ALL_SCAN_SET_H
 #define CARRY_LAB_ALL_SCAN_SET_H
 
 #include "carry/all_scan.h"
 
-#define CARRY_ALL_SCAN_KEYS 64 /* number of keys in a dense transition */
+#define CARRY_ALL_SCAN_KEYS 64 /* maximum number of keys in a dense transition */
 
 typedef struct carry_all_scan_set {
     carry_all_scan_args args; /* owned */

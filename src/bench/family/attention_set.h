@@ -25,8 +25,9 @@ size_t carry_attention_set_bytes(const carry_tensor *tensor);
 /* Bytes moved: inputs and outputs once; dk and dv, which are accumulated, twice. */
 double carry_attention_set_moved(const carry_attention_problem *p);
 
-/* Makes normal random numbers on the CPU. `here`, unless it is NULL, gets the CPU's copy, which is the set itself if
-   the device is the CPU. carry_attention_set_free frees the tensors, also after a failure here. */
+/* Makes a set of normal random numbers on the problem's device. `here`, unless it is NULL, gets the copy on the CPU,
+   which is the set itself if the device is the CPU. carry_attention_set_free frees the tensors, also after a failure
+   here. */
 carry_status carry_attention_set_new(carry_ctx *ctx, carry_tensor set[SET_TENSORS], carry_tensor *here,
                                      const carry_attention_problem *p, uint64_t seed);
 void carry_attention_set_free(carry_ctx *ctx, carry_tensor set[SET_TENSORS], int device);

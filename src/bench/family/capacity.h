@@ -1,5 +1,5 @@
-/* Checks the memory of a problem before it is allocated: the system grants more than it has, and a process that uses
-   it then swaps or is killed. */
+/* Checks the memory of a problem before it is allocated: the system grants more memory than it has, and a process that
+   then uses all of it swaps or is killed. */
 #ifndef CARRY_BENCH_FAMILY_CAPACITY_H
 #define CARRY_BENCH_FAMILY_CAPACITY_H
 

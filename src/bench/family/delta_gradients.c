@@ -10,7 +10,8 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 
-/* Compares dv with a float64 central difference along one direction: (L(x + e d) - L(x - e d)) / 2e = <dL/dx, d>.
+/* Compares dv with a float64 central difference along one direction d: (L(v + d) - L(v - d)) / 2 = <dL/dv, d>, where
+   L = <o, grad_o>. It is exact, since o is linear in v.
    carry check --golden and the tests compare the whole gradient with vectors from other programs. */
 carry_status carry_delta_gradients_dv(carry_ctx *ctx, carry_delta_set *s, const carry_delta_problem *problem,
                                       bool initial, carry_deviation *deviations, int *count) {

@@ -1,5 +1,6 @@
-/* Steps with a ring as a problem (delta:...:step:ring=8). One run has as many steps as the ring is long, all with
-   the same token, from an empty ring to the step that writes the state. */
+/* Steps of the delta rule with a ring of recent tokens (carry_delta_step_ring) as a problem: delta:...:step:ring=8. A
+   run has as many steps as the ring is long, all with the same token, from an empty ring to the step that writes the
+   state. */
 #ifndef CARRY_BENCH_DELTA_RING_H
 #define CARRY_BENCH_DELTA_RING_H
 

@@ -227,9 +227,10 @@ carry_delta_backward_args carry_delta_set_backward(carry_delta_set *s, const car
                                        .initial_state = initial ? s->state : (carry_tensor){0}};
 }
 
-/* A sum over K and over a chunk rounds by about sqrt(K + C) times 2^-24 of its terms, the recurrence forgets within
-   a few tokens here, and the triangular solve at most triples the error; a factor of 64 covers K = 256. Tensor cores
-   of a GPU multiply values rounded to the type of q, k and v, which adds a few of its roundings. */
+/* Sums over K and over a chunk of C tokens have a rounding error of about sqrt(K + C) 2^-24, relative to their terms.
+   With the decays of these inputs, errors fade within a few tokens, and the triangular solve at most triples them: 64
+   times 2^-24 covers K = 256. The result is then rounded to its type. Tensor cores of a GPU multiply values rounded to
+   the type of q, k and v, which adds a few rounding errors of that type. */
 double carry_delta_set_bound(const carry_delta_plan *plan, carry_dtype result) {
     const carry_delta_problem *p = &plan->problem;
     bool products =

@@ -1,11 +1,11 @@
 /* Sets of inputs and outputs of a delta-rule problem.
 
-   q and k are normal (the operator's own l2norm scales them to length 1), v is normal, beta is the sigmoid of a
-   normal, and g is the log sigmoid of a normal divided by 4, which gives decays around e^-0.2. The state is 0.1
-   normal.
+   q and k are normal (the operator's own l2norm scales them to length 1; without it, their length is about 1), v is
+   normal, beta is the sigmoid of a normal, and g is a quarter of the log sigmoid of a normal, which gives decays around
+   e^-0.2. The state is 0.1 normal.
 
-   Other gates, as real models have them: "mixed" divides by 16 and leaves every fourth head without any decay, g =
-   0; "zero" leaves all heads without decay, which must cost as much. */
+   Other gates, as in real models: "mixed" takes a sixteenth instead of a quarter and sets g = 0, no decay, in every
+   fourth head; "zero" sets g = 0 in all heads, which must not take longer. */
 #ifndef CARRY_LAB_DELTA_SET_H
 #define CARRY_LAB_DELTA_SET_H
 

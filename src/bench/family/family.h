@@ -29,8 +29,8 @@ typedef struct carry_counts {
     double received;  /* bytes received from other ranks, maximum over ranks */
     double waited;    /* share of its time in which a rank could only wait, maximum over ranks; below 0: unknown */
     double predicted; /* seconds that the planner predicts; 0: no prediction */
-    /* Share by which the slowest rank's time exceeds the longest work of any rank; below 0: unknown. Set by the
-       bench. */
+    /* Share of the slowest rank's time that would be saved if no rank waited: 1 - (longest work of any rank) / (that
+       time); below 0: unknown. Set by the bench. */
     double exposed;
 } carry_counts;
 
@@ -63,8 +63,8 @@ typedef struct carry_family {
     carry_support support;
     bool is_simulated; /* times are computed, not measured: this machine's ceilings do not apply */
     /* The number of ranks that solve the problem together, or 0. Each of them then has its own instance, and open,
-       plan, choose, run and compare are collectives over problem->comm with the same status on all ranks. plan
-       without ranks (comm NULL) only looks at the problem. NULL: every problem is for a single rank. */
+       plan, choose, run and compare are collectives over problem->comm with the same status on all ranks. plan with
+       problem->comm NULL makes an instance that only describes the problem. ranks NULL: problems are for one rank. */
     int (*ranks)(carry_problem *problem);
     const struct carry_family *over_ranks; /* the family of problems with this name and a size p; NULL: this one */
     /* For carry_family_open and carry_family_plan. An instance has instance_bytes, zeroed, and begins with

@@ -1,10 +1,10 @@
 /* The scan across ranks as problems: allscan:wy:bf16:h16:k128:v128:p8.
 
-   Words: wy or dense (K x K transitions, as the WY form of a range of the delta rule gives them), factors (those
-   forms themselves, with r rows), diagonal; f32 or bf16 is the type of messages; reversed, initial (a state), gather
-   (LASP-2: algo=gather), same (the reference is a scan by one device in the same precision: it rounds its states to
-   the type of messages, and errors are relative to norms). p ranks solve it together. Each rank has its own inputs
-   (all_scan_set.h). */
+   Words of the problem: wy, also written dense (K x K transitions: the WY form of the delta rule over a range of
+   tokens, multiplied out), factors (the WY form itself, with r rows), diagonal; f32 or bf16 is the type of messages;
+   reversed, initial (with an initial state), gather (LASP-2: algo=gather), same (the reference is a scan by one device
+   in the same precision: it rounds its states to the type of messages, and errors are relative to norms). p ranks solve
+   it together. Each rank has its own inputs (all_scan_set.h). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -342,13 +342,14 @@ static carry_status make_reference(instance *it) {
     return CARRY_OK;
 }
 
-/* An f32 product adds to each number the rounding of K terms, about sqrt(K) 2^-24 of the largest state, since |M| is
-   at most 1. The two products of factors add twice that, and composing pairs first, as gather and doubling do,
-   doubles it again. Messages in bf16 round by 2^-8 at every transfer, up or down, so these errors grow like a square
-   root. Transitions forget 1/10 of a state per rank on average, so ranks more than 32 back do not count.
+/* A rank's part maps a state S to M S + L (carry/all_scan.h). An f32 product M S has a rounding error of about
+   sqrt(K) 2^-24 of the largest element of S, since the norm of M is at most 1. M as factors takes two products, which
+   doubles the error, and composing transitions first, as gather and doubling do, doubles it again. Messages in bf16
+   round by up to 2^-8 at every transfer, in either direction, so these errors grow like the square root of the number
+   of transfers. A transition shrinks a state by a tenth on average, so only the last 32 ranks count.
 
-   The largest state is the maximum over all ranks so far: M S + L may cancel, which can leave little of a state with
-   a single number. */
+   Errors are relative to the largest element of the states and of L on all ranks so far, and not of the rank's own
+   state: M S and L may nearly cancel, especially in a state of a single number. */
 static double bound_of(const instance *it) {
     const double hops = fmin((double)carry_comm_size(it->base.comm), 32.0);
     const double products = 4.0 * 0x1p-24 * sqrt((double)it->problem.key + 4.0) * hops;

@@ -2,8 +2,8 @@
 
    Inputs are normal, [rows, h, d], packed. bias: the keys form three runs, the first eighth, the middle and the last
    half, with ln 0.5 on the middle one. causal: the queries are the last q of kv tokens. hk: the number of heads of
-   keys and values. backward: the gradients of one forward pass, which is not timed; dk and dv accumulate over the
-   runs. */
+   keys and values. backward: the gradients of one forward pass, which is not timed; dk and dv accumulate from one
+   timed run to the next. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

@@ -227,9 +227,9 @@ static carry_status prepare_here(instance *it) {
 static carry_status compare_tokens(instance *it, carry_deviation *deviations) {
     const int64_t D = it->sizes.heads * it->sizes.head;
     const int64_t tokens = it->here.rows;
-    /* Bounds in units of bf16's rounding: for k and v that of h and of themselves; for x those of h, attention's p
-       and o, y, and x itself, in each of three parts. Errors are the largest of many, relative to the largest
-       element. */
+    /* Bounds in units of bf16's rounding error. k and v are rounded, and so is the norm of x from which they are
+       computed. Each of the block's three parts rounds x, its norm, and the result that is added to x; attention also
+       rounds its probabilities and output. An error is the largest of all elements, relative to the largest element. */
     static const struct {
         const char *name;
         double units;

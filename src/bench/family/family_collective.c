@@ -2,9 +2,9 @@
    broadcast, sendrecv (every rank sends to the next and receives from the previous one). Sizes are of the whole
    tensor: the pieces of allgather and the results of reducescatter are 1/p of it.
 
-   Methods are communicators: that of the ranks for CPU memory; with device=cuda those on top of it that move GPU
-   memory. The plan has a time predicted from the same collective at a few sizes (comm/times.h), and bench prints the
-   measured time beside it. */
+   The methods are communicators: on the CPU, the one that connects the ranks; with device=cuda, those for GPU memory
+   that can be opened over it. The plan has a time that is predicted from measurements of the same collective at a few
+   sizes (comm/times.h), and carry bench prints it beside the measured time. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -286,7 +286,7 @@ static carry_status make_reference(instance *it) {
     return carry_delta_ranks_reference_run(it->base.comm, &it->reference, &it->host, &here, it->initial);
 }
 
-/* Twice the bound for one rank (family_delta.c): the states at the borders of ranks come from other products than
+/* Twice the bound for one rank (delta_set.c): the states at the borders of ranks come from other products than
    those of the tokens. Messages in bf16 round a state by 2^-8 at every border, and the rule then forgets that error.
    Tensor cores also take states and corrected values in 16 bits, which adds a few roundings. */
 static double bound_of(const instance *it, carry_dtype dtype) {
@@ -314,8 +314,8 @@ static carry_status compare_forward(instance *it, carry_deviation *deviations, i
     return CARRY_OK;
 }
 
-/* As for one rank: o is linear in v, so a central difference along any direction is exact. The ranks' parts are
-   summed. */
+/* Compares dv as for one rank (delta_gradients.c): o is linear in v, so a central difference along any direction is
+   exact. The difference and the product with the gradient are summed over the ranks. */
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
     carry_delta_set *s = &it->host;
     const int64_t size = carry_tensor_count(&s->v);

@@ -181,9 +181,11 @@ static carry_status make_reference(instance *it) {
     return CARRY_OK;
 }
 
-/* A sum of k products rounds at most k times, k u |a| |b|, and |a| |b| is at most sqrt(k) times the result. Tensor
-   cores truncate where others round, and BFMMLA rounds to odd: an error of one unit instead of half. They also leave
-   out 4 u of an f32 product. */
+/* The bound is relative to the largest result, with u = 2^-24. A sum of k products has a rounding error of at most
+   (k + 1) u |a| |b|, with |a| the norm of a row of a and |b| that of a column of b. For these random numbers |a| |b| is
+   at most sqrt(k) times the largest result. Tensor cores truncate and BFMMLA rounds to odd, with an error of up to 2 u
+   instead of u each time. An f32 product that is computed from bf16 terms leaves out the smallest of them
+   (ops/kernels/bf16.h); another 4 u cover these. */
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
     CARRY_TRY(make_reference(it));

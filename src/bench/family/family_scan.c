@@ -217,9 +217,9 @@ static carry_counts counts(const void *given) {
 
 /* Rounding of f32 sums, u = 2^-24: one step adds at most (k + 2) u of |A| |h| + |b|, where k is the length of its
    sum (n for dense, 1 for diagonal), |A| |h| <= 0.4 sqrt(n) |h| for these dense inputs and <= |h| for diagonal ones.
-   The contraction forgets by 0.9 per step on average, so about 32 steps count. A tree adds two roundings of k + 2
-   per level. The log form works on sums of logarithms up to 80, whose rounding is coarser by that factor. The
-   result's own type adds half its spacing. */
+   A step shrinks earlier errors by 0.9 on average, so about 32 steps count. A tree adds the errors of two steps per
+   level. The method "matmul_log" works on sums of logarithms up to 80, whose rounding is coarser by that factor.
+   Rounding to the result's type adds up to half its spacing. */
 static double forward_bound(const instance *it) {
     const carry_scan_problem *p = &it->problem;
     bool dense = p->kind == CARRY_SCAN_DENSE;
@@ -309,8 +309,8 @@ static carry_status run_backward_from_reference(instance *it) {
     return status;
 }
 
-/* dA sums w products of a gradient and a state, each with its own rounding; cancellation adds a factor of about
-   sqrt(w). */
+/* An element of dA is a sum of w products of a gradient and a state, w being the problem's width. Both factors have
+   errors of their own; cancellation adds a factor of about sqrt(w). */
 static void compare_backward(instance *it, carry_deviation *deviations, int *count) {
     carry_scan_set *s = &it->host;
     double bound = forward_bound(it);

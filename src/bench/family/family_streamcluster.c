@@ -3,13 +3,14 @@
    of a chunk, and its tokens are frames, so that tokens_per_s is frames/s. There are no results to compare.
 
        mesh     every block is split over all GPUs (tensor parallel): two large all-reduces and a small one per block.
-                Ring all-reduce: each rank sends and receives 2 (g-1)/g of the tensor, at `link` GB/s for g = 2.
+                Ring all-reduce: each rank sends and receives 2 (g-1)/g of the tensor, at `link` GB/s (measured with
+                g = 2).
        stages   each GPU has some of the blocks, and denoising steps of several chunks run at once (a stream batch):
-                the stage with most blocks is the period; an activation is passed on once per forward.
+                the stage with the most blocks sets the period; an activation is passed on once per forward.
 
-   block and host: microseconds of a block on one GPU, and of its launches, which are not split. serial: microseconds
-   per chunk that are not split either (decoding and similar work on the same GPU). The defaults are those of 14B at
-   576 x 320 in docs/results/stream-gpu.md, and the all-reduce of docs/results/stream-cluster.md. */
+   block: microseconds of a block on one GPU. host: microseconds of its launches, which the mesh does not split. serial:
+   microseconds per chunk that neither method splits (decoding and similar work on the same GPU). The defaults are
+   those of 14B at 576 x 320 in docs/results/stream-gpu.md, and the all-reduce of docs/results/stream-cluster.md. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

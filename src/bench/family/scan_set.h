@@ -1,8 +1,8 @@
 /* Sets of inputs and outputs of a scan problem, on the CPU or on a GPU.
 
    Inputs are experiment 044's: decays uniform in [0.8, 1], b = 0.1 normal. Dense transitions are uniform in
-   +-0.78/sqrt(n), whose spectral norm comes to about 0.9. `deep` draws decays from e^-40 to 1 with every eighth exactly
-   zero. */
+   +-0.78/sqrt(n), whose spectral norm comes to about 0.9. `deep`, for diagonal problems, draws decays from e^-40 to 1,
+   about an eighth of which are exactly zero. */
 #ifndef CARRY_LAB_SCAN_SET_H
 #define CARRY_LAB_SCAN_SET_H
 

@@ -7,7 +7,8 @@
 
 #include "carry/tensor.h"
 
-/* One comparison: the relative RMS error of a tensor of a case. */
+/* One comparison of a tensor of a case. The error is the relative RMS error, except for the loss and the gradients of a
+   language model (golden_lm.c). */
 typedef struct carry_golden_line {
     const char *name; /* the case */
     const char *method;
@@ -21,8 +22,9 @@ typedef struct carry_golden_line {
 carry_status carry_golden_delta(carry_ctx *ctx, const char *path, int device,
                                 void (*report)(void *user, const carry_golden_line *line), void *user);
 
-/* Checks such a file, or a folder with config.json, model.safetensors and expected.safetensors, whose config decides
-   its kind (golden_folder.c has the list). Runs in f32 and, on a GPU, video models and text encoders also in bf16.
+/* Checks a file of delta-rule cases as carry_golden_delta does, or a folder with config.json, model.safetensors and
+   expected.safetensors, whose config decides its kind (golden_folder.c has the list). Folders are checked in f32 and,
+   on a GPU, video models and text encoders also in bf16.
    device -1: the first GPU if there is one and this kind runs on it. */
 carry_status carry_golden(carry_ctx *ctx, const char *path, int device,
                           void (*report)(void *user, const carry_golden_line *line), void *user);

@@ -1,8 +1,8 @@
 /* Compares a language model with vectors from other programs: a folder with config.json, model.safetensors and
    expected.safetensors, which holds input_ids [B, T], logits, loss, and grad.NAME for every parameter. The loss is
    the mean over tokens 2..T of each sequence; the labels are the inputs shifted left. Errors are the norm of the
-   difference over that of the logits, the relative error of the loss, and the largest error of a gradient's elements
-   over the largest element. */
+   difference of the logits over the norm of the logits, the relative error of the loss, and the largest error of a
+   gradient's elements over its largest element. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

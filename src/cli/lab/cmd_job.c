@@ -103,8 +103,8 @@ static void print_line(int64_t id, char *line, size_t length) {
     cli_json_close();
 }
 
-/* Copies the file from an offset to its current end to standard output. Returns the new offset, or -1 if it cannot
-   be read. */
+/* Prints the bytes of the file from the offset on, up to its current end or until Ctrl-C. Returns the new offset, or -1
+   if the file cannot be read. */
 static int64_t copy_plain(int file, int64_t offset) {
     char block[65536];
     ssize_t got;
@@ -118,8 +118,8 @@ static int64_t copy_plain(int file, int64_t offset) {
     return got < 0 ? -1 : offset;
 }
 
-/* Prints one object per line. A line longer than SHOWN_LINE is printed in pieces, and an unfinished line only if
-   `all` is true. */
+/* As copy_plain, but prints a JSON object for each line of the file. A line longer than SHOWN_LINE bytes is printed in
+   pieces; a last line without a newline is printed only if `all` is true. */
 static int64_t copy_json(int file, int64_t offset, int64_t id, bool all) {
     char block[SHOWN_LINE + 1];
     ssize_t got;

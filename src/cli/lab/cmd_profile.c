@@ -81,8 +81,9 @@ static bool is_own(const char *argument) {
            strncmp(argument, "--top=", 6) == 0 || strncmp(argument, "--name=", 7) == 0;
 }
 
-/* Before the verb, options of profile are its own and the rest belongs to the verb. After it, only -o and the window
-   belong to profile. --json is for both. */
+/* Separates the options of profile from those of the verb. Before the verb, options that profile knows are its own and
+   all others belong to the verb. After the verb, only -o, --profile-from and --profile-steps belong to profile. --json
+   is for both. */
 static void split(profile_options *given, int count, char **arguments) {
     bool after = false;
     for (int i = 0; i < count; i++) {
@@ -144,8 +145,8 @@ static void stop_gpu(session *s) {
     }
 }
 
-/* GPUs are recorded from the start, since a graph that is replayed in the window is recorded before it. Activity
-   before the window is left out. */
+/* Activity recording starts before the window, since a CUDA graph that is launched in the window may have been captured
+   before it. Activity before the window is left out. */
 static void begin_window(void *user) {
     session *s = user;
     if (s->gpu != NULL) {

@@ -184,8 +184,8 @@ static void print_criteria(const show *s, bool failures) {
     }
 }
 
-/* The outcome whose times spread most, or NULL if none was timed. Outcomes above the limit of their stage come
-   first. */
+/* The outcome with the largest spread of its times relative to the limit of its stage; NULL if no outcome has a
+   spread. */
 static const carry_outcome *least_steady(const carry_experiment *e) {
     const carry_outcome *worst = NULL;
     for (int i = 0; i < e->outcomes; i++) {

@@ -87,7 +87,7 @@ __device__ int64_t begin_of(int64_t packs, int ranks, int rank) {
     return packs / ranks * rank + (rank < packs % ranks ? rank : packs % ranks);
 }
 
-/* Adds all elements. With more than two ranks it adds only this rank's slice, which the others then copy from its
+/* Adds all elements. With more than two ranks it adds only this rank's slice, which the other ranks then copy from its
    buffer. */
 template <typename T, int N> __global__ void add(const __grid_constant__ carry_sums_device d, T *data, int64_t packs) {
     const unsigned long long round = state_of(d, d.rank)->round;

@@ -1,9 +1,9 @@
 /* Adds the effect of the state that enters a rank to its outputs: o += R S, where R is the output of the tokens'
    queries for the identity as the state. This is a product [tokens, K] by [K, V] for every head.
 
-   For bf16 with K up to 128, K a multiple of 16 and V even, tensor cores are used by mma.sync: S is split into two
-   bf16 numbers (its first 16 bits) in shared memory, and a block has 512 tokens. Everything else is computed in f32,
-   in tiles of 64 tokens by 64 columns. */
+   bf16 with K up to 128, K a multiple of 16, V even and o aligned to 4 bytes uses tensor cores by mma.sync: each
+   element of S is stored in shared memory as the sum of two bf16 numbers, its rounded value and the rounding error, and
+   a block handles 512 tokens. All other cases are computed in f32, in tiles of 64 tokens by 64 columns. */
 #include "device/cuda.h"
 
 extern "C" {

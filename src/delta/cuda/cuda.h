@@ -1,8 +1,8 @@
 /* Shared by the delta rule's methods on a GPU: kernel arguments, host functions around the launches, and single
    tokens, ranges and backward rounds for methods that have no kernels for them. Each method is a folder, plain/,
-   tiles/, keys/ or chunk/, whose method.cu has the entry for the table (delta/table.c). Device functions that they
-   share are in device.cuh, and in mma.cuh and mma_walk.cuh for chunks on tensor cores. Only *.cu files include this
-   header. */
+   tiles/, keys/ or chunk/, whose method.cu has the entry for the table (delta/table.c). Device functions that the
+   methods share are in device.cuh, and in mma.cuh and mma_walk.cuh for chunks on tensor cores (tiles/ and keys/). This
+   header needs CUDA's headers. */
 #ifndef CARRY_DELTA_CUDA_H
 #define CARRY_DELTA_CUDA_H
 
@@ -79,9 +79,9 @@ void carry_delta_back_job_move(carry_delta_back_job *back, int64_t batch, int64_
 carry_status carry_delta_begin(const carry_delta_plan *plan, cudaStream_t *stream);
 /* Records factor * tokens * HV * K * V floating-point operations. */
 void carry_delta_count_work(carry_delta_plan *plan, double factor);
-/* Copies cu_seqlens (in host memory, checked; NULL: not packed) to device memory. The values travel as kernel
-   parameters, so the caller may free its memory and the stream may be captured. The second function copies `count`
-   borders, relative to the first of them. */
+/* Copies cu_seqlens (in host memory, checked; NULL: not packed) to device memory. The values are passed as kernel
+   parameters, so the caller may free its memory at once and the stream may be captured. upload_some copies `count`
+   borders, subtracting the first from each. */
 int64_t *carry_delta_take_borders(const carry_delta_plan *plan, carry_arena *arena);
 carry_status carry_delta_upload_borders(carry_delta_plan *plan, int64_t *to, const carry_tensor *cu_seqlens,
                                         cudaStream_t stream);

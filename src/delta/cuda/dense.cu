@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(WARPS * 32) dense_seeds(const __grid_constant_
     }
 }
 
-/* With L = db[t] and P = S[t-1], dA = L P^T is never written:
+/* A and b are those of dense.h. With L the gradient of b[t] and P = S[t-1], dA = L P^T is not written to memory:
        dq = scale S do      dv = beta L^T k      dbeta = k^T L v - e^g k^T dA k
        dk = beta L v - beta e^g (L (P^T k) + P (L^T k))      dg = e^g (tr dA - beta k^T dA k) */
 __global__ void __launch_bounds__(WARPS * 32) dense_parts(const __grid_constant__ dense_job d, int64_t items) {

@@ -23,7 +23,8 @@ static __device__ __forceinline__ delta_place place_of(const carry_delta_job &jo
 }
 
 /* The index of the first state that a sequence keeps. There are at most tokens/64 + sequences indices, and no two
-   sequences share one. In a job of some sequences, `kept` starts at the first of them. */
+   sequences share one. In a job that has only some of the sequences, `kept` starts with the first sequence of the
+   job. */
 static __device__ __forceinline__ int64_t kept_of(const delta_place &place, int64_t sequence) {
     return place.kept / CARRY_DELTA_KEEP + sequence;
 }

@@ -1,9 +1,9 @@
 /* Chunks of 64 tokens on tensor cores by mma.sync: tiles in shared memory, operands, products and the solve, for tiles/
    and keys/.
 
-   A block walks one value head of one sequence. Tiles of q, k, v stay bf16 in shared memory; norms, gates and beta
-   are applied as f32 factors before and after the products. For a chunk, with D[i,j] = e^{G[i]-G[j]} and normalised
-   k and q,
+   A block walks one value head of one sequence. Tiles of q, k, v stay in 16 bits in shared memory; norms, gates and
+   beta are applied as f32 factors before and after the products. For a chunk, with D[i,j] = e^{G[i]-G[j]} and
+   normalised k and q,
 
        A[i,j] = D[i,j] k[i].k[j], j < i;   P[i,j] = scale D[i,j] q[i].k[j], j <= i
        rest = v - e^G k S - A (beta rest);   x = beta rest

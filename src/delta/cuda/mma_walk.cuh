@@ -123,8 +123,8 @@ __device__ __forceinline__ void cut_from(unsigned (&a)[4], int b, int first) {
 }
 
 /* Replaces the right side by rest, and computes x = beta rest as left operands of the four blocks. A NaN or infinity of
-   a token must not reach earlier tokens through a zero of T or P: from the first such token on, rest is NaN and x is
-   zero. Returns that token, or C if no token has it. */
+   a token must not reach earlier tokens through a zero of T or P: from the first such token on, x is zero, and rest is
+   NaN except in the block of a token with only its beta NaN or infinite. Returns that token, or C if all are finite. */
 __device__ __forceinline__ int solve(float (&rest)[8][4], unsigned (&x)[4][4], const prepared &s) {
     int first = C;
 #pragma unroll
@@ -190,9 +190,9 @@ __device__ __forceinline__ void put_outputs(uint16_t *tile, float (&o)[8][4], co
     put_columns<D>(tile, o);
 }
 
-/* y += P^T do, then solves (I + beta A)^T y = that right side from the last block of tokens to the first. `left`
-   receives dv = beta y as left operands. U holds the inverses of the diagonal blocks of I + beta A. D is the number of
-   columns of the tile do. */
+/* y += P^T dO, where dO is the tile `grad`. Then replaces y with (I + beta A)^-T y, from the last block of tokens to
+   the first. `left` receives dv = beta y (of the new y) as left operands. U holds the inverses of the diagonal
+   blocks of I + beta A. D is the number of columns of `grad`. */
 template <int D>
 __device__ __forceinline__ void solve_back(float (&y)[8][4], unsigned (&left)[4][4], const uint16_t *grad,
                                            const uint16_t *P, const uint16_t *A,

@@ -4,9 +4,10 @@
    that is more: plan->back_room). Its memory grows with the tokens of a round: sums over blocks of V for dq, dk, dg
    and dbeta, and a state every 64 tokens. A round therefore has some of the sequences, or some heads of one. It goes
    through pieces of their tokens from the last to the first and passes dS on between them. A piece starts from the
-   state that enters it: unless the caller kept all states, a forward walk first stores these states, and each piece
-   then walks its own tokens again. Packed sequences are done together as far as they fit; one that does not fit is
-   done alone, as an unpacked one. */
+   state that enters it: unless the caller kept all states, a forward walk first stores these states (or, to need less
+   memory, a walk from the first token computes each of them when its piece begins), and each piece then walks its own
+   tokens again. Packed sequences are done together as far as they fit; one that does not fit is done alone, as an
+   unpacked one. */
 #include "delta/cuda/rounds.cuh"
 
 #include "device/cuda.h"
@@ -32,8 +33,8 @@ struct start {
     int64_t batch, token, sequence, head;
 };
 
-/* Returns the job of a round of size `c` that begins at `at`. `l` was computed for `like`, which is c or has more heads
-   or sequences. */
+/* Returns the job of a round of size `c` that begins at `at`. The layout `l` was computed for a round of size `like`,
+   which has at least as many heads and sequences as c. */
 carry_delta_back_job part_of(const planned &by, const carry_delta_back_job &all, const cut &c, const cut &like,
                              const start &at, const layout &l) {
     carry_delta_back_job part = all;

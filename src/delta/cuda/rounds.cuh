@@ -12,8 +12,8 @@ struct planned {
     const carry_delta_walks *walks;
 };
 
-/* The size of a round: sequences, heads of q and k, tokens of a sequence (or of all packed ones), and tokens of a
-   piece. */
+/* The size of a round (rounds.cu): the number of sequences, heads of q and k, tokens of a sequence (or of all packed
+   sequences of the round), and tokens of a piece. */
 struct cut {
     int64_t sequences, heads, tokens, piece;
     bool packed;

@@ -1,6 +1,6 @@
 /* Attention for one token of each sequence: norms and positions of q and k, the cache, and attention. The tokens of a
-   sequence are split into CARRY_CHAIN_SPLITS parts, one per block; each warp takes every eighth token. A second kernel
-   combines the parts and applies the gate. */
+   sequence are split into at most CARRY_CHAIN_SPLITS parts. A block processes one part for the query heads of one key
+   head; each warp takes every eighth token of the part. A second kernel combines the parts and applies the gate. */
 #ifndef CARRY_ENGINE_CHAIN_ATTEND_CUH
 #define CARRY_ENGINE_CHAIN_ATTEND_CUH
 

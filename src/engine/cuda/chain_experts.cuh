@@ -1,11 +1,14 @@
-/* A mixture of experts for one token of each of a few sequences: only the weights of chosen experts are read, once for
-   each sequence.
+/* A mixture of experts for one token of each of a few sequences: only the matrices of chosen experts and of the shared
+   expert are read, once for each sequence.
 
-   experts_up: a block has a sequence and some rows of one of its experts, or of the shared one; it determines the
-   expert itself, from the router's logits. A warp multiplies a row of the gate and the same row of up. experts_down: a
-   warp computes elements of the result, sums over all experts of the sequence; their activations are one row and are
-   multiplied by the experts' weights. The order of sums depends only on the shape: the results of a sequence have the
-   same bits whichever other sequences are in the step. */
+   experts_up: a block processes some rows of one expert that a sequence has chosen, or of the shared one; it determines
+   the expert itself, from the router's logits. A warp multiplies a row of the gate matrix and the same row of the up
+   matrix with the input. experts_down: a warp computes elements of the result, each of which is a sum over all experts
+   of the sequence. The activations of these experts are adjacent in one row; those of each expert are first multiplied
+   by the router's weight for it.
+
+   The order of sums depends only on the shape: the results of a sequence have the same bits whichever other sequences
+   are in the step. */
 #ifndef CARRY_ENGINE_CHAIN_EXPERTS_CUH
 #define CARRY_ENGINE_CHAIN_EXPERTS_CUH
 
@@ -23,8 +26,8 @@ static __device__ __forceinline__ unsigned order_of(float x) {
     return isnan(x) ? 0xfffffffeu : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-/* One warp finds choice number `wanted` of a sequence: *expert gets its index, and the weight is returned. Among equal
-   logits the first is chosen. */
+/* One warp finds choice number `wanted` of a sequence, counted from 0: *expert gets its index, and its weight is
+   returned. Among equal logits the expert with the lower index is chosen. */
 static __device__ __forceinline__ float choose(const carry_chain_experts &e, int sequence, int wanted, int *expert) {
     const int lane = threadIdx.x % 32;
     unsigned order[LANE_LOGITS];

@@ -1,9 +1,10 @@
 /* Products of a few sequences with a matrix.
 
-   A block has ROWS rows of the matrix and all sequences; its warps share the columns, and so do the blocks of a
-   cluster. A thread loads 16 bytes of a row: eight neighbouring elements, which are its columns in two multiplications
-   of 16. The columns are thus permuted, in the same way for both factors. The partial sums of warps and blocks are
-   added in a fixed order. */
+   A block has ROWS rows of the matrix (for SwiGLU half of them from the gate matrix and half from the up matrix) and
+   all sequences. Its warps divide the columns among them, and so do the blocks of a cluster. A thread loads 16 bytes of
+   a row: eight neighbouring elements, which are its part of the operands of two mma of 16 columns each. The order of
+   the columns is thus permuted, in the same way for both factors. The partial sums of warps and blocks are added in a
+   fixed order. */
 #ifndef CARRY_ENGINE_CHAIN_PRODUCT_CUH
 #define CARRY_ENGINE_CHAIN_PRODUCT_CUH
 

@@ -38,7 +38,7 @@ static __global__ __launch_bounds__(ALL, 1) void step(const __grid_constant__ ca
                                                       int x_stride) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ shared_head head; /* static: its size shows whether the kernel is in this build (works) */
+    __shared__ shared_head head; /* static: its size shows whether the kernel is in this build (blocks) */
     const view v = {&head, memory, (__nv_bfloat16 *)(memory + (size_t)slots * SLOT_BYTES), slots, x_stride};
     if (threadIdx.x == 0) {
         for (int i = 0; i < slots; i++) {
@@ -86,10 +86,14 @@ static int slots_of(int sequences, int columns) {
     return slots < MAX_SLOTS ? slots : MAX_SLOTS;
 }
 
-/* Chooses the number of warps in a team. A warp skips the slots of other teams. The parity of a slot distinguishes only
-   one round of the ring from the next, so a slot that a warp waits for must have been filled in the round before: with
-   IN_FLIGHT slots in flight, the ring must hold the tiles of all teams and the slots in flight. A single team uses
-   every slot. */
+/* Returns the number of warps in a team: the smallest for which every team has a tile and the ring is large enough,
+   otherwise WARPS, a single team.
+
+   A tile fills `each` slots of the ring. A warp skips the slots of other teams. The parity of a slot distinguishes only
+   one round of the ring from the next, so when a warp waits for a slot, the slot must already have been filled in the
+   round before. With several teams this needs two conditions. First, the ring holds one tile of every team. Second, it
+   holds one tile of every other team, the slot that the warp waits for, and IN_FLIGHT slots that are being copied. A
+   single team needs neither, since its warps use every slot. */
 static int team_of(const carry_decode_product *p, int tiles, int blocks_, int slots) {
     const int each =
         (p->output == CARRY_DECODE_SWIGLU ? 2 : 1) * ((p->columns + CARRY_DECODE_COLUMNS - 1) / CARRY_DECODE_COLUMNS);

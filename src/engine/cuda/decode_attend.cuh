@@ -1,5 +1,5 @@
 /* Attention of the decoding kernel: the tokens of a sequence are split over blocks, a warp takes every eighth token of
-   a split, and a second operation combines the splits. */
+   a split, and a second operation (CARRY_DECODE_COMBINE) combines the splits. */
 #ifndef CARRY_ENGINE_DECODE_ATTEND_CUH
 #define CARRY_ENGINE_DECODE_ATTEND_CUH
 

@@ -50,12 +50,14 @@ static __device__ __forceinline__ delta_inputs await_inputs(const carry_decode_d
             of_column(w[3].value, column[3]), of_column(w[4].value, column[4])};
 }
 
-/* A team processes SLICE columns of one state,
+/* A team of TEAM warps processes SLICE columns of the state S of a value head, which has a row for each element of k
+   and a column for each of v. S becomes S':
 
-       S' = e^g S + k u^T,  u = beta (v - e^g S^T k),  o = S'^T q = e^g S^T q + (q k) u,
+       S' = e^g S + k u^T,  u = beta (v - e^g S^T k),  o = S'^T q = e^g S^T q + (q^T k) u
 
-   after convolution, SiLU and norms of q and k. A thread has four columns of every 32nd row, and a channel of q and of
-   k. All data of earlier tokens is loaded before the wait for the new inputs. */
+   e^g is the decay. q, k and v have passed a convolution and SiLU; q and k are then normalised. A thread has four
+   columns of every 32nd row, and a channel of q and of k. All data of earlier tokens is loaded before the wait for the
+   new inputs. */
 static __device__ __forceinline__ void delta_slice(const carry_decode_call &call, const carry_decode_delta &d,
                                                    const view &v, int tile, int op) {
     constexpr int SLICES = KEY / SLICE, LOADS = KEY * SLICE / 4 / (32 * TEAM);

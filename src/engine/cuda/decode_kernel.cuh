@@ -1,5 +1,6 @@
 /* The framework of the kernel of decode_ops.h: the ring of weights, and the passing of words. Warps 0 to 7 compute,
-   warp 8 copies weights; warps 9 to 11 give their registers to the first eight. */
+   warp 8 copies weights. Warps 9 to 11 only complete the warp group of warp 8, which gives registers to the first eight
+   warps. */
 #ifndef CARRY_ENGINE_DECODE_KERNEL_CUH
 #define CARRY_ENGINE_DECODE_KERNEL_CUH
 
@@ -18,13 +19,13 @@ constexpr int ROW_BYTES = COLUMNS * 2 + 64, SLOT_BYTES = ROWS * ROW_BYTES;
 constexpr int X_PAD = 32;
 constexpr int MAX_SLOTS = 12;
 /* Maximum number of a block's slots in flight: two keep memory busy, five are no faster. When a slot has arrived, all
-   slots except the last two before it have arrived too. */
+   slots before it have arrived too, except perhaps the one just before it. */
 constexpr int IN_FLIGHT = 2;
 constexpr int SUMS = 2 * 2 * WARPS * 128; /* two buffers of two matrices */
 constexpr int KEY = 128, SLICE = CARRY_DECODE_SLICE;
 constexpr int CHUNK = 128;                    /* columns of x that a warp reads at a time */
-constexpr int AT_ONCE = 4, PAIRS_AT_ONCE = 8; /* loads of a chunk that a warp has in flight; the second, larger number
-                                                 is for inputs without arithmetic */
+constexpr int AT_ONCE = 4, PAIRS_AT_ONCE = 8; /* chunks that a warp loads at once; the second, larger number is for
+                                                 inputs that are only copied */
 constexpr int TEAM = 4;                       /* warps that share a slice of a state */
 
 struct shared_head {

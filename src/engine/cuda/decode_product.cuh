@@ -1,8 +1,8 @@
 /* Products of the decoding kernel: the input is copied to shared memory in bf16 as its words arrive, tiles of 8 rows of
    the weights are multiplied with it by tensor cores, and results are written as words.
 
-   The kernels for few and for many sequences differ by MANY: if it is set, rows 8 to 15 of an operand are sequences,
-   else zeros. */
+   The kernels for few and for many sequences differ by MANY: if it is set, rows 8 to 15 of the first mma operand are
+   sequences 8 to 15, else zeros. */
 #ifndef CARRY_ENGINE_DECODE_PRODUCT_CUH
 #define CARRY_ENGINE_DECODE_PRODUCT_CUH
 
@@ -14,7 +14,7 @@ static __device__ __forceinline__ float squares_of(float4 x) {
     return x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
 }
 
-/* The chunks that a warp copies to x: every `step`-th chunk of a sequence from `first` on, and the same of the sequence
+/* The chunks of the input that a warp copies: every `step`-th chunk from `first` on, of `sequence` and of the sequence
    8 further on, if there is one. */
 struct share {
     int sequence, first, step;
@@ -26,8 +26,8 @@ static __device__ __forceinline__ share share_of(const carry_decode_call &call) 
     return {warp % lanes, warp / lanes, WARPS / lanes};
 }
 
-/* Loads the chunks c, c + step, ... of a row, four columns per lane, up to `last`. Until the first has arrived, only
-   the first is polled: all blocks read the same lines, and weights pass through the same cache. */
+/* Loads up to N chunks of a row, four columns per lane: c, c + step, ..., but none after `last`. Until chunk c has
+   arrived, only that chunk is polled: all blocks read the same cache lines, and weights pass through the same cache. */
 template <int N>
 static __device__ __forceinline__ void await_chunks(two_words (&u)[N], const carry_decode_word *row, int c, int step,
                                                     int last, uint32_t tag) {
@@ -56,8 +56,9 @@ static __device__ __forceinline__ void await_chunks(two_words (&u)[N], const car
     } while (!__all_sync(~0u, is_there));
 }
 
-/* Writes w p.x to the rows of v.x; the division by the rms is applied to the results (scale_of). The sums of squares of
-   chunks are added in the same order for any number of sequences. */
+/* Writes each sequence's p.x, multiplied by the norm's weights, to its row of v.x. The results are divided by the root
+   mean square later (scale_of). The sums of squares of chunks are added in the same order for any number of
+   sequences. */
 static __device__ __forceinline__ void input_norm(const carry_decode_call &call, const carry_decode_product &p,
                                                   const view &v) {
     const share mine = share_of(call);
@@ -182,10 +183,10 @@ static __device__ __forceinline__ void load_if(int condition, uint4 &x, uint32_t
                  : "memory");
 }
 
-/* A warp's part (it is one of `team`) of the product of one tile: each lane has rows 2 (lane % 4) and the next, for
-   sequence lane / 4 (x, y) and for the sequence 8 further on (z, w). Rows of x are the operand's rows, and rows of W
-   its columns. Within 32 columns, the order of k is permuted in the same way for both, so that a lane reads 16 bytes of
-   each. */
+/* Computes a warp's part of the product of one tile, which `team` warps share. Each lane returns rows 2 (lane % 4) and
+   2 (lane % 4) + 1: x and y for sequence lane / 4, z and w for sequence lane / 4 + 8. In the mma, rows of x are the
+   rows of A, and rows of W the columns of B. Within each 32 columns of x and W, the order is permuted in the same way
+   for both, so that a lane reads 16 bytes of each. */
 template <bool MANY>
 static __device__ __forceinline__ float4 tile_product(const carry_decode_call &call, const carry_decode_product &p,
                                                       const view &v, ring_place &at, int team) {
@@ -296,8 +297,8 @@ static __device__ __forceinline__ float2 await_pair(const carry_decode_word *at,
 }
 
 /* Shifts the inputs of a layer's convolutions by one token. A thread handles one channel of one sequence. It loads the
-   inputs before waiting for this operation's input, when the convolutions have been read, and stores them afterwards;
-   with many sequences, it handles further channels after the wait. */
+   values before it waits for this operation's input, and stores them after the wait, when the convolutions have read
+   the old ones. With many sequences, a thread handles further channels after the wait. */
 struct shifted {
     float *tail; /* NULL: none */
     int channels, before;

@@ -15,8 +15,8 @@ static __device__ void load_plain(const carry_sample_call &call, const carry_sam
     __syncthreads();
 }
 
-/* Loads the block's share of a row and applies the run's penalty, bias and mask. False if a logit is NaN or
-   infinity. */
+/* Loads the block's share of a row and applies the run's penalty, bias and mask, in this order. Returns false if one of
+   this thread's logits is NaN or plus infinity after the bias, even if the mask then excludes its token. */
 static __device__ bool load(const carry_sample_call &call, const carry_sample_row &row, row_view &v) {
     const float *bias = row.bias >= 0 ? (const float *)(call.words + row.bias) : nullptr;
     bool fine = true;
@@ -43,8 +43,8 @@ static __device__ bool load(const carry_sample_call &call, const carry_sample_ro
     return fine;
 }
 
-/* The largest logit below `under`, packed as (key, token) such that among equal logits the first token is the
-   largest. */
+/* The largest logit of the row below `under`, packed as (key, complement of the token): among equal logits, the token
+   with the smallest id has the largest packed value. */
 static __device__ mass_t largest(row_view &v, mass_t under) {
     mass_t best = 0;
     for (int i = v.from; i < v.to; i++) {
@@ -138,8 +138,8 @@ static __global__ SAMPLE_CLUSTER __launch_bounds__(THREADS,
 #endif
 }
 
-/* For rows of which only the largest logit is wanted: nothing is kept in shared memory, so that several blocks fit on a
-   multiprocessor. NaN and infinity have keys above all others. */
+/* For rows of which only the largest logit is wanted: no logits are kept in shared memory, so that several blocks fit
+   on a multiprocessor. NaN and plus infinity have keys above all others. */
 static __device__ __forceinline__ void consider(mass_t &best, float x, int token) {
     const mass_t packed = (mass_t)(isnan(x) ? ~0u : key_of(x)) << 32 | (unsigned)~token;
     best = packed > best ? packed : best;

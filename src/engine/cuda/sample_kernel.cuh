@@ -1,8 +1,9 @@
 /* The kernel of sample_device.h. A cluster of eight blocks processes a row: each block keeps its share of the logits in
    shared memory, and each thread has a run of neighbouring tokens, so that the order of tokens is the order of threads.
 
-   A threshold (the k-th largest logit, or the one at which a probability is reached) is found by counting in 2,048
-   buckets: first by the exponent, which spreads tokens evenly, then by the bits of the logits within one bucket. */
+   A threshold (the k-th largest logit, or the one at which a probability is reached) is found by counting tokens in
+   2,048 buckets: first by (largest logit - logit) / temperature, which spreads tokens evenly, then by the bits of the
+   logits, within one bucket of the previous count, until all logits of a bucket are equal. */
 #ifndef CARRY_ENGINE_SAMPLE_KERNEL_CUH
 #define CARRY_ENGINE_SAMPLE_KERNEL_CUH
 
@@ -179,8 +180,8 @@ static __device__ mass_t before(row_view &v, mass_t x) {
     return blocks + v.head->warps[warp] + sum - x;
 }
 
-/* The leader's first warp finds the bucket at which `tokens` tokens or `mass` are reached, never past the last bucket
-   with a token. */
+/* The first warp of block 0 finds the bucket in which `tokens` tokens or the sum `mass` are reached, whichever comes
+   first, but never a bucket after the last one with a token. */
 static __device__ void choose(shared_head *head, long long tokens, mass_t mass) {
     const int lane = threadIdx.x;
     long long count = 0;

@@ -208,8 +208,7 @@ static int is_page(const struct dirent *entry) {
     return entry->d_name[0] != '.' && length > 3 && strcmp(entry->d_name + length - 3, ".md") == 0;
 }
 
-/* Adds the pages of a folder. A folder that does not exist has no pages: a library may have no findings, for
-   example. */
+/* Adds the pages of a folder. Only the folder cards must exist: a library may have no findings, for example. */
 static carry_status add_folder(carry_ctx *ctx, carry_library *library, carry_page_kind kind) {
     char folder[PATH_LIMIT];
     struct dirent **entry = NULL;

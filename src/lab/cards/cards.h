@@ -9,8 +9,9 @@
 
    tier: 1 fetched (an abstract or an index was read), 2 converted (the full text was available), 3 condensed (its
    argument was followed, and it is used here). priority: 1 read it, 2 useful, 3 background. needs: the cards to read
-   before this one. also: other names of the card's id. A figure's source is a file of the project
-   (docs/results/NAME.md, an exported run) or the id of one of the finding's cards, and contains the value literally. */
+   before this one. also: other ids of the card. A figure's source is a file of the project
+   (docs/results/NAME.md, an exported run) or the id of one of the finding's cards; its text must contain the value
+   literally. */
 #ifndef CARRY_LAB_CARDS_H
 #define CARRY_LAB_CARDS_H
 
@@ -84,8 +85,8 @@ typedef struct carry_library {
 const char *carry_page_kind_name(carry_page_kind kind);
 const char *carry_page_folder(carry_page_kind kind);
 
-/* folder NULL: library/ in this folder or the nearest parent that has one. Pages that cannot be read are left out
-   and listed in `problem`. CARRY_ENOTFOUND if there is no library. */
+/* folder NULL: library/ in this folder or the nearest parent that has one, else that of the installation. Pages that
+   cannot be read are left out and listed in `problem`. CARRY_ENOTFOUND if there is no library. */
 carry_status carry_library_open(carry_ctx *ctx, carry_library **library, const char *folder);
 void carry_library_close(carry_library *library);
 /* The page with this id, else the card that has it as another name (also), else NULL. */
@@ -114,7 +115,7 @@ typedef struct carry_library_warning {
 } carry_library_warning;
 carry_status carry_library_superseded(carry_ctx *ctx, const carry_library *library, carry_library_warning **all,
                                       int *count);
-/* True if the text contains this value, not as a part of a longer number or word. */
+/* True if the text contains this value, but not as a part of a longer number or after a letter; a unit may follow. */
 bool carry_figure_stands_in(const char *value, const char *text);
 
 #define CARRY_FOUND_LINES 3
@@ -129,8 +130,8 @@ typedef struct carry_found {
     } line[CARRY_FOUND_LINES];
 } carry_found;
 
-/* Finds pages that contain all the words (in any inflection), best first. If no page does, finds those that contain
-   some of the words and sets *some. The caller frees *found. */
+/* Finds pages that contain all the words (in any inflection), best first. If no page does, sets *some and finds the
+   pages that contain any of the words or a word that begins with one of them. The caller frees *found. */
 carry_status carry_library_find(carry_ctx *ctx, const carry_library *library, const char *const *words, int count,
                                 carry_found **found, int *found_count, bool *some);
 

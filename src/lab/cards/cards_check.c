@@ -151,8 +151,8 @@ static bool needs_itself(const check *c, const carry_page *from, bool *seen) {
     return false;
 }
 
-/* Another name (also) must not be an id or another name of another card: carry_library_page must find this card by
-   it. */
+/* Checks that the other ids of a card (also) belong to no other page, so that carry_library_page finds this card by
+   them. */
 static carry_status other_names(check *c) {
     for (int i = 0; i < c->page->also.count; i++) {
         const char *name = c->page->also.item[i].part[CARRY_ITEM_ID];

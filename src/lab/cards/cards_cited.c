@@ -1,6 +1,6 @@
-/* Figures of a card that cite a file of the project. In the figure of an actionable, the part between two semicolons
-   that names docs/results/NAME.md cites it: the file must contain each number of that part before the name, as for
-   the figures of a finding. Numbers that are the tail of a word (H200, t4096) are names. */
+/* Checks the numbers that a card quotes from docs/results. The `figure` text of an actionable has parts separated by
+   semicolons. If a part names a file such as docs/results/NAME.md, that file must contain each number that comes
+   before the name in the part. Digits that follow a letter (H200, t4096) belong to a name and are not checked. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* Searches the library. Its pages go into an FTS5 table in memory that is rebuilt for every search (thirty small
-   files take milliseconds), so no index can be stale. A second table has their lines, to show where the words are. */
+   files take milliseconds), so no index can be stale. A second table has the lines of the pages, to show where the
+   words are. */
 #include <ctype.h>
 #include <sqlite3.h>
 #include <stdlib.h>

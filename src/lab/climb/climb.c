@@ -272,8 +272,8 @@ static carry_status check_commits(carry_climb *climb) {
     return status;
 }
 
-/* Checks that the committed entries are still in the log. The chain of checksums cannot detect that its last entries
-   were removed. */
+/* Checks that the committed entries are still in the log. The chain of checksums cannot detect that the last
+   entries were removed. */
 static carry_status check_beginning(carry_climb *climb) {
     char object[CLIMB_PATH + 8];
     char *committed;

@@ -7,9 +7,9 @@
 
    The gate first stores the change as a git tree and judges that tree, so later edits have no effect. The build must
    succeed, the tests must pass, and the profile command must be faster than the best so far: by more than the
-   threshold, with a 95 % interval (sample.h) that excludes 1. With a build command, the best commit is built in a
-   worktree and the two are run in turns. Without one, the change is compared with the samples in the log, and 3 % is
-   allowed for drift of the machine.
+   threshold, with a 95 % interval (bench/sample.h) that excludes 1. With a build command, the best commit is built in a
+   worktree and the two are run in turns. Without one, or with --trust-baseline, the change is compared with the samples
+   of the best in the log, and 3 % is allowed for drift of the machine.
 
    A change that is kept becomes two commits: the change, and the log with the entry that names it. Both are made
    without moving the branch and recorded as refs/climb/pending; then the branch moves to the second in one step. A
@@ -72,7 +72,7 @@ carry_status carry_climb_try(carry_climb *climb, const carry_climb_attempt *atte
 
 /* From now on, start and try run builds, tests and profiles on "ssh:HOST" (lab/remote.h), in copies of the trees;
    git, the log and the store stay on this machine. All figures compared in one try then come from one machine. A
-   baseline that was measured here is comparable only with --build, which measures the best again. */
+   baseline that was measured on this machine is comparable only with --build, which measures the best again. */
 carry_status carry_climb_on(carry_climb *climb, const char *on);
 
 /* Repeats `iterations` times: makes a worktree, runs `propose` in it by sh -c with CARRY_CLIMB_ITERATION,
@@ -88,14 +88,15 @@ typedef struct carry_climb_loop_options {
 carry_status carry_climb_loop(carry_climb *climb, const carry_climb_attempt *attempt,
                               const carry_climb_loop_options *options);
 
-/* Checks the log, the commits that it names, and that the committed log is still its beginning. CARRY_ERANGE with
-   the first error. */
+/* Checks the log, that the commits named in it exist, and that it begins with the committed version of the log.
+   CARRY_ERANGE with the first error. */
 carry_status carry_climb_lint(carry_climb *climb);
 
 /* Draws an SVG with gnuplot: kept entries as a line, refused ones as crosses. CARRY_ENOTFOUND without gnuplot. */
 carry_status carry_climb_plot(carry_climb *climb, const char *path);
 
-/* Submits the same attempt as a job (jobs.h). wait: return when it has ended. log: the file with its output. */
+/* Submits `carry climb try` with this attempt as a job (lab/jobs/jobs.h). wait: return when it has ended. log: the file
+   with its output. */
 typedef struct carry_climb_job {
     int64_t id;
     char external[64], log[1024], state[16];

@@ -53,8 +53,8 @@ static carry_status check_decision(carry_ctx *ctx, const char *name, const carry
     return CARRY_OK;
 }
 
-/* Checks that the stored differences follow from the figures. best_share is the share of the best that the entry was
-   compared with; the baseline is compared with itself. */
+/* Checks that the stored throughput and differences follow from the samples and shares (MFU). best_share is the share
+   of the best that the entry was compared with; the baseline is compared with itself. */
 static carry_status check_differences(carry_ctx *ctx, const carry_climb_log *log, const char *name,
                                       const carry_climb_entry *e) {
     char expected[96];

@@ -43,8 +43,8 @@ carry_status climb_check_repeats(carry_ctx *ctx, int64_t repeats);
 carry_status climb_store_samples(carry_climb *climb, int64_t run, const char *method, const char *profile,
                                  const double *samples, int count, double share);
 carry_status climb_store_patch(carry_climb *climb, int64_t run, const char *base, const char *tree);
-/* Copies a trace into the run, since the worktree in which it was written is removed, and changes the text `trace`
-   to say so. */
+/* Copies a trace into the run, since the worktree in which it was written is removed. Changes `trace`, the path of the
+   trace, to "NAME in run NUMBER". */
 carry_status climb_store_trace(carry_climb *climb, int64_t run, const char *folder, char trace[512]);
 /* Ends a run that failed. Returns the status and keeps the error message. */
 carry_status climb_store_failed(carry_climb *climb, int64_t run, carry_status status);

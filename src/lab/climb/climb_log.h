@@ -76,14 +76,14 @@ void carry_climb_log_free(carry_climb_log *log);
 carry_status carry_climb_log_check(carry_ctx *ctx, const carry_climb_log *log, const char *name);
 
 /* Makes the text of a log with one more entry. log NULL: a new log with the given head; the entry is then the
-   baseline. The caller fills in the entry's texts up to `hotspots`, decision, reason, on, run and next, and sample,
-   best_sample, share and best_share; number, throughput, differences and checksum are computed here. NULL texts
-   become "none". The caller frees *text. */
+   baseline. The caller fills in the entry's texts up to `hotspots`, decision, reason, on, run and next, and sample and
+   best_sample with their counts, share and best_share; number, throughput, differences and checksum are computed here.
+   NULL texts become "none". The caller frees *text. */
 carry_status carry_climb_log_append(carry_ctx *ctx, char **text, size_t *length, const carry_climb_log *log,
                                     const carry_climb_head *head, const carry_climb_entry *entry);
 
-/* Rounds a number to nine digits, as the log stores it, so that values computed before writing and after reading are
-   equal. */
+/* Rounds a number to nine significant digits, as the log stores it, so that values computed before writing and after
+   reading are equal. */
 double carry_climb_rounded(double number);
 
 /* Computes the median and the gains from the samples, relative to the log so far (NULL: a baseline). */

@@ -8,10 +8,11 @@
        {"step": 10, "tokens_per_s": 51234, "mfu": 0.38, ...}                                    carry train --json
 
    Several lines of the first kind, and the problems of a bench (the planner's choice, else the fastest), are
-   combined by the geometric mean, so that a gain of a tenth counts the same for each of them. The throughput of a
-   bench is runs per second; its MFU is the arithmetic done over the ceiling measured in the same run. Training steps
-   are combined by the median. Lines with a share and a place, a category or a name fill in the hotspots: `carry
-   profile bench --json PROBLEM` gives figures, hotspots and a trace at once. */
+   combined: the throughput is the geometric mean, so that a gain of a tenth counts the same for each of them, and the
+   MFU the arithmetic mean. The throughput of a bench is runs per second; its MFU is the rate of its arithmetic over the
+   ceiling measured in the same run. Training steps are combined by the median. Lines with the key "share" and one of
+   "place", "category" and "name" add hotspots: `carry profile bench --json PROBLEM` gives figures, hotspots and a trace
+   at once. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

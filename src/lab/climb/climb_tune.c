@@ -91,8 +91,8 @@ static int64_t power_of_two_near(int64_t number) {
     return power;
 }
 
-/* Lists the settings that differ in one parameter: algorithm, chunk, threads, in this order. Settings already tried
-   are left out. */
+/* Lists the settings that differ in one parameter: algorithm (with its default chunk), chunk, threads, in this order.
+   Settings already tried are left out. */
 static int neighbours(tuning *t, const carry_tune_setting *from, carry_tune_setting *list) {
     int count = 0;
     for (int i = 0; t->family->method(i) != NULL; i++) {
@@ -192,8 +192,9 @@ static carry_status save_one(tuning *t, const carry_tune_setting *setting, doubl
     return status;
 }
 
-/* Saves the best setting for each number of threads, for contexts with that many. The best of all is saved for
-   contexts like the one it was tuned in, unless it needs more threads than that has. */
+/* For each number of threads of a setting that became the best, saves the newest such setting for contexts with that
+   number of threads. For the number of threads of the tuned context, saves the best setting of all instead if it uses
+   fewer threads. */
 static carry_status save_all(tuning *t) {
     carry_tune_result *r = t->result;
     const int own = carry_ctx_threads(t->ctx);

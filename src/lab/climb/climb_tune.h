@@ -3,8 +3,8 @@
    It starts at the planner's choice and changes one parameter at a time: the algorithm (and with it the radix, since
    matmul4, matmul8 and matmul16 are three algorithms), the chunk of a chunkwise scan, the number of threads. Each
    neighbour is compared with float64, then timed in turns with the best so far. It becomes the best when it is
-   faster by more than the threshold and its 95 % interval excludes 1. When no neighbour is better, the climb ends,
-   and the algorithm, its chunk and its number of threads are saved in the wisdom for this problem. */
+   faster by more than the threshold and its 95 % interval excludes 1. When no neighbour is better, the climb ends.
+   For scans on the CPU, the algorithm, its chunk and its number of threads are then saved in the wisdom. */
 #ifndef CARRY_LAB_CLIMB_TUNE_H
 #define CARRY_LAB_CLIMB_TUNE_H
 

@@ -113,8 +113,8 @@ static bool spreads(const carry_outcome *o) {
     return o->spread_limit > 0.0 && o->spread > o->spread_limit;
 }
 
-/* The figure of one outcome. NaN, with the reason stored, if something was not measured or if the timed result was
-   wrong. */
+/* The figure of one outcome. NaN, with the reason in j->reason, if something was not measured or, for a time, if the
+   result was wrong or the times spread beyond their limit. */
 static double figure(judge *j, const node *n, const carry_outcome *o) {
     const carry_outcome *against = n->measure->methods == 2 ? same_problem(j, o, n->method[1]) : o;
     const carry_outcome *lacking = o->reason[0] != '\0' ? o : against;
@@ -162,8 +162,9 @@ static bool is_pending(const judge *j, const node *n, const carry_outcome *o) {
     return o->pending || against->pending;
 }
 
-/* The extreme figure over every matching problem. Without `choice` it is the worst, and all must have been measured.
-   A chosen min or max is over the measured ones; pending figures may still lower a min or raise a max. */
+/* The minimum or maximum of the figures of all matching problems. choice NULL: the worse of the two for this measure;
+   NaN unless all problems were measured. Otherwise: the minimum or maximum, as chosen, over the measured problems; its
+   bounds allow for pending problems, which may still lower a minimum or raise a maximum. */
 static range gather(judge *j, const node *n, const worst *choice) {
     worst which = choice != NULL ? *choice : n->measure->worst;
     const char *pending = NULL; /* name of a stage */
@@ -205,8 +206,8 @@ static double average(judge *j, const node *n) {
     return sum / count;
 }
 
-/* The piece of a problem with this size and the text after it, such as t1024 for t; NULL if the problem has no such
-   piece. */
+/* Finds the size with these letters in a problem's text. For "t" in scan:diagonal:t1024:n16, returns a pointer to
+   "t1024:n16"; NULL if the problem does not have that size. */
 static const char *size_piece(const char *problem, const char *letters) {
     size_t length = strlen(letters);
     for (const char *piece = problem; *piece != '\0';) {
@@ -247,8 +248,8 @@ static const carry_outcome *follower(const judge *j, const node *n, const carry_
     return next;
 }
 
-/* The smallest quotient of successive figures along a size, over every series of problems that differ only in that
-   size. */
+/* The smallest growth of the figure from one value of a size to the next larger one: the minimum of next / current
+   over all pairs of problems that differ only in that size. */
 static double growth(judge *j, const node *n, const char *along) {
     double least = NAN;
     for (int i = 0; i < j->count; i++) {
@@ -307,8 +308,8 @@ static double logarithm(judge *j, double of) {
     return log2(of);
 }
 
-/* A product with an exact factor keeps its bounds, swapped if the factor is negative. Any other product has no
-   bounds. */
+/* Multiplies a range and its bounds by an exact factor; a negative factor swaps the bounds. A product of two inexact
+   ranges has no bounds. */
 static range scaled(range of, double factor) {
     if (factor == 0.0 || isnan(factor)) {
         return exactly(of.value * factor);

@@ -7,12 +7,13 @@
 
    A function names one method (speedup: two) and filters: a size (t=128), a word of the problem (bf16, dense), a
    setting (device=cuda), a stage (stage=cpu). If several problems match, its value is the worst of them: the least
-   speedup, use and overlap, the largest time, error, memory, bytes received and share exposed. All of them must have
-   been measured. min(...) and max(...) around a function take the least or largest of the measured ones instead.
+   speedup, use, gflops, gbytes, tokens_per_s, busy and overlap, the largest of every other function. All of them must
+   have been measured. min(...) and max(...) around a function take the least or largest of the measured ones instead.
    While a problem is still to be measured, min and max are bounds on one side only: a verdict that its figure could
    reverse is "not measured". mean(...) is over all matching problems and needs all of them. The time of a wrong
    result (an error above its bound) counts as not measured, and so does a time whose samples spread beyond the limit
-   of its stage. grows(..., t) is the least quotient of successive figures along t, with everything else equal. */
+   of its stage. grows(..., t) is the smallest factor by which the figure grows from one t to the next larger t, with
+   everything else equal. */
 #ifndef CARRY_LAB_CRITERIA_H
 #define CARRY_LAB_CRITERIA_H
 
@@ -59,7 +60,7 @@ carry_status carry_criterion_parse(carry_ctx *ctx, carry_criterion **criterion, 
 void carry_criterion_free(carry_criterion *criterion);
 
 /* Checks that every function matches something: `outcomes` are the planned measurements, without figures. The error
-   message names the unknown method, or the filter that leaves nothing. */
+   message names the unknown method, or the column of the function whose filters fit no problem. */
 carry_status carry_criterion_check(carry_ctx *ctx, const carry_criterion *criterion, const carry_outcome *outcomes,
                                    int count);
 carry_verdict carry_criterion_judge(const carry_criterion *criterion, const carry_outcome *outcomes, int count);

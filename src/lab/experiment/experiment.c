@@ -96,8 +96,8 @@ static carry_status read_timing(carry_experiment *e, carry_stage *stage, carry_y
     return read_flag(e, &stage->unchecked, mapping, "unchecked");
 }
 
-/* Reads the features that an entry needs and that some builds or machines lack. An unknown name is a typo and
-   refused. */
+/* Reads the list of features that an entry needs. If this build or machine lacks one, `missing` receives the reason. An
+   unknown name is refused, since it is a typo. */
 static carry_status read_needs(carry_experiment *e, char missing[160], const carry_yaml *needs) {
     missing[0] = '\0';
     if (needs->kind != CARRY_YAML_SEQUENCE) {
@@ -145,7 +145,7 @@ static carry_status check_methods(carry_experiment *e, const carry_point *point,
 }
 
 /* Checks that a problem parses, and that its family and methods are known. The family may be unknown if a feature
-   that the entry needs is missing. */
+   that the entry needs is missing. A problem that is not supported here gets the reason in point->missing. */
 static carry_status check_problem(carry_experiment *e, carry_point *point, const carry_yaml *node) {
     carry_problem problem;
     const carry_family *family = NULL;

@@ -34,7 +34,7 @@
 #define CARRY_BLOCK_CLEAN "clean"
 #define CARRY_BLOCK_DECODE "decode"
 #define CARRY_RANKS "ranks"
-/* Number of the invocation that measured it, from 1; 0, the first, is not stored. */
+/* Number of the invocation that measured the result; 0, that of the first, is not stored. */
 #define CARRY_INVOCATION "invocation"
 #define CARRY_COST "device_seconds" /* of a problem with all its methods, stored at the index of its first result */
 
@@ -113,22 +113,25 @@ typedef struct carry_experiment_options {
     void *user;
 } carry_experiment_options;
 
-/* Lists the files experiments/NAME.yaml of this folder or the nearest parent that has experiments/, by name, with
-   the first sentence of the hypothesis or the error in the file. CARRY_ENOTFOUND if no folder has one. */
+/* Lists the files experiments/NAME.yaml of this folder or the nearest parent that has experiments/, else those of the
+   installation, by name, with the first sentence of the hypothesis or the error in the file. CARRY_ENOTFOUND if there
+   is no such folder. */
 typedef void (*carry_experiment_row)(void *user, const char *name, const char *about, const char *path);
 carry_status carry_experiment_list(carry_ctx *ctx, carry_experiment_row tell, void *user);
 
 /* Refuses a stage that the experiment does not have. NULL: all stages. */
 carry_status carry_experiment_stage(const carry_experiment *experiment, const char *stage);
-/* Takes the results of a stored run of this experiment, so that those problems count as done. Called on rank 0,
-   which the other ranks follow. CARRY_EFORMAT if the results are not in the experiment's order. */
+/* Loads the results of a stored run of this experiment, so that those problems are not measured again. Call it on rank
+   0 only: rank 0 decides for all ranks which problems to measure. CARRY_EFORMAT if the results are not in the
+   experiment's order. */
 carry_status carry_experiment_restore(carry_experiment *experiment, const carry_run *run);
 /* Measures the grid. Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when `stop` returned
    true. A collective on several ranks; only rank 0 has outcomes and a store, and calls `measured`. */
 carry_status carry_experiment_measure(carry_experiment *experiment, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options);
-/* Fills in every verdict, and stores them if there is a store. The decision is "proceed" only if every problem of
-   the grid was measured: criteria do not decide about stages that they do not cover. */
+/* Fills in every verdict, and stores them if there is a store. The decision is "stop" if a criterion of success is not
+   met or one of failure is met; else "incomplete" if a criterion or any problem of the grid was not measured, even a
+   problem that no criterion uses; else "proceed". */
 carry_status carry_experiment_judge(carry_experiment *experiment, carry_decision *decision,
                                     const carry_experiment_options *options);
 

@@ -19,7 +19,7 @@ void carry_runs_add(void *given, const carry_bench_result *result, const double 
 
 /* Passes the combined result of every method to `keep`, in the order of the first run. Median and spread are those
    of the runs' medians, the error is the largest. If some run could not time a method, the result has that run's
-   reason. Losses are not kept. */
+   reason. Curves, such as the losses of a training, are not passed on. */
 void carry_runs_tell(const carry_runs *runs, void (*keep)(void *, const carry_bench_result *, const double *),
                      void *user);
 

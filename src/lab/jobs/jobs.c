@@ -223,8 +223,8 @@ static carry_status list_ids(carry_store *store, carry_job **jobs, int *count) {
     return status;
 }
 
-/* As look_and_copy, but a job that cannot be queried keeps its last known state. If Slurm gave no answer, it is not
-   asked again for the other jobs. */
+/* As look_and_copy, but a job that cannot be queried keeps its last known state. After such a job, *silent is true, and
+   no further jobs of Slurm or ssh are queried. */
 static carry_status look_leniently(carry_store *store, carry_job *job, int64_t id, bool *silent) {
     CARRY_TRY(carry_job_known(store, job, id));
     if (carry_job_has_ended(job) || (*silent && strcmp(job->on, carry_job_local.name) != 0)) {

@@ -3,9 +3,9 @@
 
    Each job has a row in the run store and files in the folder `jobs` next to it (NAME.jobs for a store that is not
    called store.db): ID.log, its output; ID.end, its exit code, written by the process that ran it, so that the
-   result survives a killed worker or a Slurm that has forgotten the job; ID.environment (local). The last two are
-   removed once the end is recorded in the store. Every function here first updates the state of the jobs it looks
-   at.
+   result survives a killed worker or a Slurm that has forgotten the job; ID.environment (local). ID.end and
+   ID.environment are removed once the end is recorded in the store. Functions that report or change jobs first update
+   their state, except carry_job_known.
 
    On ssh:HOST a job runs in a copy of the project (lab/remote.h) with the environment of a login there. Otherwise a
    job gets the arguments, folder and environment of its submission, an empty standard input and its own process
@@ -28,8 +28,9 @@ typedef struct carry_job_request {
 
 /* submitting: only during carry_job_submit. cancelling: asked to end, not yet gone. lost: it ended without an exit
    code that could be kept (the machine went down, or its processes were killed from outside); it is not run again.
-   held: this user has no matching record of it (jobs_record.c), or it was submitted on another host, into a store in
-   another folder or, in the local queue, before this machine was started. A held job is not run and no host is
+   held: it has not ended, and one of these is true: this user has no matching record of it (jobs_record.c); the store
+   was in another folder; it is a job of ssh, or queued in the local queue, and was submitted on another host; it is
+   queued in the local queue and was submitted before this machine was started. A held job is not run and no host is
    queried for it, since a copied or cloned store contains commands and names of hosts. */
 typedef struct carry_job {
     int64_t id;
@@ -50,18 +51,18 @@ carry_status carry_job_known(carry_store *store, carry_job *job, int64_t id);
 /* Asks the job system for the state. Like waiting, listing and cancelling, it starts nothing. */
 carry_status carry_job_refresh(carry_store *store, carry_job *job, int64_t id);
 /* Waits until the job has ended, `seconds` have passed (CARRY_ETIMEOUT) or `stop` returns true (CARRY_EINTERRUPTED;
-   NULL: never). A Slurm that does not answer is asked again for half a minute. CARRY_EUNSUPPORTED if the job is
-   held, or queued while no worker is running. The job itself is not changed. */
+   NULL: never). If Slurm or the host does not answer, it is asked again for half a minute. CARRY_EUNSUPPORTED
+   if the job is held, or queued while no worker has run for ten seconds. The job itself is not changed. */
 carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, double seconds, bool (*stop)(void));
 /* Sends SIGTERM to the job's whole process group, and SIGKILL after five seconds; or calls scancel. Does nothing if
-   the job is already cancelled; CARRY_EARGUMENT if it has ended otherwise. Slurm may take longer: the job then stays
-   in the state cancelling. */
+   the job is already cancelled; CARRY_EARGUMENT if it has ended otherwise or is being submitted. Slurm may take longer:
+   the job then stays in the state cancelling. */
 carry_status carry_job_cancel(carry_store *store, int64_t id);
 /* Makes a held job one of this user: a queued job is then run, and a job of ssh or Slurm is queried. CARRY_EARGUMENT
    if it is not held. */
 carry_status carry_job_release(carry_store *store, int64_t id);
-/* Lists the jobs, newest first; the caller frees *jobs. If Slurm does not answer, its jobs keep their last known
-   state, with a warning. */
+/* Lists the jobs, newest first; the caller frees *jobs. A job that cannot be queried keeps its last known state,
+   with a warning, and so do the older jobs of Slurm and ssh, which are then not queried. */
 carry_status carry_job_list(carry_store *store, carry_job **jobs, int *count);
 
 bool carry_job_has_ended(const carry_job *job);
@@ -74,8 +75,8 @@ carry_status carry_job_newest(carry_store *store, int64_t *id);
    function. */
 carry_status carry_job_work(carry_store *store, bool (*stop)(void));
 
-/* The offset of the last `lines` lines of a log (0: all of it). Reads only those lines. -1 if the log cannot be
-   read. */
+/* The offset of the last `lines` lines of a log (0: of the whole log). Reads the log backwards, only as far as needed.
+   -1 if it cannot be read. */
 int64_t carry_job_log_tail(int file, int64_t lines);
 
 #endif

@@ -50,8 +50,9 @@ carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id);
 /* Reads the exit code in ID.end. Without it, returns false and sets nothing. *started is 0 if the file does
    not state it. */
 bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *started, double *ended);
-/* Ends a row: with the verdict in its file if there is one, else with this code or, if code < 0, in the state
-   `otherwise` (lost, failed, ...). Commits the transaction if there is one. */
+/* Marks a row as ended, with the exit code in ID.end if that file exists, else with `code` or, if code < 0, in the
+   state `otherwise` (lost, failed, ...). A job that is being cancelled becomes cancelled unless its code is 0. Commits
+   the transaction if one is open. */
 carry_status carry_job_settle(carry_store *store, int64_t id, int code, const char *otherwise);
 /* Begins, commits or rolls back a transaction. */
 carry_status carry_job_transaction(carry_store *store, const char *word);

@@ -1,10 +1,10 @@
 /* The local queue for submitting, querying and cancelling; jobs_worker.c runs it.
 
-   The queue is the rows of the store. Two locks on one file beside it show what is running: the worker holds the
-   first, and the keeper of the running job holds the second. The kernel releases a lock when its last holder ends in
-   any way, so "marked as running, and the lock is free" reliably means that the job has ended: a reboot, a reused
-   process number or another container cannot change that. Process numbers are only used to end a job, together with
-   start time and boot. */
+   The queue is the rows of the store. Two locks on one file beside the store show what is running: one is held by the
+   worker, the other by the process that the worker forked to run the current job. The kernel releases a lock when its
+   last holder ends in any way, so a job that is marked as running while its lock is free has ended, even after a reboot
+   or if its process number is in use again. Process numbers are used only to end a job, together with the start time
+   of the process and the boot id. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-/* Jobs as rows of the store and files beside it: finds the files, reads a row, ends one by its verdict. */
+/* Jobs as rows of the store and files beside it: finds the files, reads a row, marks a row as ended. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -62,9 +62,9 @@ static bool is_word_of(const char *word, const char *const *words) {
 }
 
 /* Why a job is held, or "". A copied or cloned store contains commands and names of hosts, so a row that has not
-   ended is used only if this user submitted it into the store at its current path. Jobs of the local queue and of
-   ssh belong to the host where they were submitted; a queue is not resumed after a reboot. stored: the path of the
-   log in the row; row->is.log: its current path. */
+   ended is used only if this user submitted it into the store at its current path. Queued jobs of the local queue and
+   jobs of ssh belong to the host where they were submitted; queued local jobs are not resumed after a reboot. stored:
+   the path of the log in the row; row->is.log: its current path. */
 static const char *why_held(carry_store *store, const carry_job_row *row, const char *stored) {
     static const char *const idle[] = {"submitting", "done", "failed", "cancelled", "lost", NULL};
     static const char *const active[] = {"queued", "running", "cancelling", NULL};

@@ -1,6 +1,6 @@
-/* Jobs by Slurm. A job is a script for sbatch that runs the command and then writes its exit code beside the store,
-   so a job that Slurm has forgotten, on a cluster without accounting, still has a verdict. The state is queried from
-   squeue, then sacct (which may lack a database), then scontrol. */
+/* Jobs by Slurm. A job is a script for sbatch that runs the command and then writes its exit code beside the store, so
+   the exit code is known even after Slurm has forgotten the job, on a cluster without accounting. The state is queried
+   from squeue, then sacct (which may lack a database), then scontrol. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -235,8 +235,8 @@ carry_status carry_slurm_parse_id(carry_ctx *ctx, char id[64], const char *answe
     return CARRY_OK;
 }
 
-/* exec prevents a word from being taken for a shell builtin; the subshell keeps the outer shell, which writes the
-   exit code. */
+/* The script runs the command with exec, so that its name is not taken for a shell builtin, and in a subshell, so that
+   the outer shell remains and writes the exit code. */
 char *carry_slurm_script(int64_t id, const char *end, const char *const *arguments) {
     static const char tail[] = ")\ncode=$?\nprintf '%s %s\\n' \"$code\" \"$started\" > \"$end.new\" && mv -f "
                                "\"$end.new\" \"$end\"\nexit $code\n";

@@ -1,8 +1,8 @@
-/* Jobs on another machine by ssh (lab/remote.h). A job has a folder there: tree, the copy of the project; run.sh,
-   which runs the command and then writes its exit code to the file `end`; log; pid, the number of the job's process
-   group. The job is started detached, so a lost connection does not end it. Each query copies the new part of the
-   log. When the job has ended, the requested files are copied to ID.files beside the log, and then the remote folder
-   is removed. */
+/* Jobs on another machine by ssh (lab/remote.h). A job has a folder on that machine: tree, the copy of the project;
+   run.sh, which runs the command and then writes its exit code to the file `end`; log; pid, the number of the job's
+   process group. The job is started detached, so a lost connection does not end it. Each query copies the new part of
+   the log. When the job has ended, the requested files are copied to ID.files beside the log, and then the remote
+   folder is removed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -100,8 +100,8 @@ static carry_status remote_of(carry_store *store, const carry_job_row *row, carr
     return CARRY_OK;
 }
 
-/* The path of a program inside the tree, or NULL if it is outside. It was built here, so it is copied although git
-   ignores it. */
+/* The path of a program inside the tree, or NULL if it is outside. Such a program was built on this machine, so it
+   is copied even if git ignores it. */
 static const char *inside_program(const char *root, const char *folder, const char *first, char path[4096]) {
     char joined[4096];
     char real_root[4096];
@@ -252,8 +252,8 @@ static carry_status bring_files(carry_store *store, carry_remote *remote, const 
     return status;
 }
 
-/* Copies everything of an ended job before its remote folder is removed. A folder that cannot be removed is not an
-   error. */
+/* Copies the requested files of an ended job, records its end and removes its remote folder. A folder that cannot be
+   removed is not an error. */
 static carry_status conclude(carry_store *store, carry_remote *remote, const carry_job_row *row, int code,
                              const char *otherwise) {
     CARRY_TRY(bring_files(store, remote, row));

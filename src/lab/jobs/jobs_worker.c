@@ -1,7 +1,7 @@
 /* The worker of the local queue. For each job it forks a keeper, which leads the job's process group, holds the lock
    of the running job, starts the command, writes its exit code beside the store and then kills the rest of the
-   group. A worker may therefore be killed at any moment: the job continues, its verdict is kept, and the next worker
-   waits for it before it starts another. If a keeper is killed, its command is killed with it.
+   group. A worker may therefore be killed at any moment: the job continues, its exit code is recorded, and the next
+   worker waits for it before it starts another job. If a keeper is killed, its command is killed with it.
 
    The row is marked as running, with the keeper's process number, before the keeper may start the command. A worker
    killed in between leaves either a queued job, or a job that never started and is seen as lost. */
@@ -116,7 +116,7 @@ static void keep(const launch *l) {
     }
     (void)signal(SIGCHLD, SIG_DFL); /* if it were ignored, as the parent may do, there would be no exit code */
     for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++) {
-        (void)signal(ignored[i], SIG_IGN); /* they are meant for the command; the verdict must still be written */
+        (void)signal(ignored[i], SIG_IGN); /* for the command only: this process must still write its exit code */
     }
     if (!settle_files(l) || read(4, &byte, 1) != 1) {
         _exit(1);
@@ -186,7 +186,8 @@ static carry_status read_environment(carry_store *store, launch *l) {
     return CARRY_OK;
 }
 
-/* Allocates the verdict's file before the job starts, so that a log that fills the disk cannot prevent the verdict. */
+/* Creates the file of the exit code before the job starts, so that the exit code can be written even if the log fills
+   the disk. */
 static carry_status reserve_verdict(carry_store *store, launch *l) {
     static const char room[] = "unknown\n";
     CARRY_TRY(carry_job_file(store, l->end, l->row.is.id, "end"));

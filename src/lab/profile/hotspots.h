@@ -35,14 +35,15 @@ typedef struct carry_hotspots {
     double gemm_gflops; /* measured on all threads, for MFU; 0: not measured */
     int gpus;           /* number of GPUs with recorded activity; if 0, so are the fields below */
     int kernels;
-    /* Sorted by time, the largest first; total equals self; file and line are where the operator that launched it
-       most was entered, or "gpu". */
+    /* GPU kernels, sorted by time, the largest first; total equals self. file and line are the place in the source of
+       the operator that launched the kernel most often, or "gpu". */
     carry_hotspot *kernel;
-    int64_t gpu_waits;                         /* waits of the host for a GPU; not known for a trace that was read */
-    int64_t steps;                             /* training steps that were recorded; 0: unknown */
-    double gpu_span;                           /* seconds from the first GPU activity to the last; 0: unknown */
-    double gpu_busy;                           /* seconds in which GPUs were active, summed over all of them */
-    int64_t gpu_events, gpu_dropped, gpu_lost; /* events in the trace; counted but not in it; not even counted */
+    int64_t gpu_waits; /* waits of the host for a GPU; not known for a trace that was read */
+    int64_t steps;     /* training steps that were recorded; 0: unknown */
+    double gpu_span;   /* seconds from the first GPU activity to the last; 0: unknown */
+    double gpu_busy;   /* seconds in which GPUs were active, summed over all of them */
+    /* Events of GPUs: in the trace; in the hotspots but not in the trace; lost by the recorder, and in neither. */
+    int64_t gpu_events, gpu_dropped, gpu_lost;
 } carry_hotspots;
 
 carry_status carry_hotspots_of(carry_ctx *ctx, carry_hotspots *hotspots, const carry_recorder *recorder);

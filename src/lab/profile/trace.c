@@ -179,8 +179,8 @@ static lane *find_lane(writer *w, lane *lanes, int *count, const carry_activity 
     return &lanes[at];
 }
 
-/* Writes each GPU as a process, numbered after the ranks, and each stream as a thread. Records are sorted by both,
-   then by start. */
+/* Writes each GPU as a process, numbered after the ranks, and each stream as a thread. Records are sorted by
+   GPU, stream and start. */
 static void put_gpus(writer *w, const carry_activity_log *log) {
     lane lanes[LANES];
     int count = 0;

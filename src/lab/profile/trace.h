@@ -3,8 +3,8 @@
    A rank is a process of the trace, and a thread of its context is a thread. Spans are complete events ("X") whose
    argument "at" is the place in the source. Counters ("C") are the resident memory of the process and the number of
    tasks waiting in a pool's queue. A GPU is a process too, and a stream is a thread; kernels, copies and fills are
-   complete events whose arguments are grid, block, registers and shared_bytes, or bytes. A stream has a second track
-   where activities on it overlap. After the events comes an object "carry" with the exact hotspots, even if events
+   complete events whose arguments are grid, block, registers and shared_bytes, or bytes. A stream has further tracks
+   if activities on it overlap. After the events comes an object "carry" with the exact hotspots, even if events
    were dropped. carry_trace_read reads only that object, so it accepts only traces of carry profile. */
 #ifndef CARRY_LAB_TRACE_H
 #define CARRY_LAB_TRACE_H

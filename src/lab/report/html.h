@@ -1,7 +1,7 @@
 /* Writes HTML: text is escaped, and figures are formatted with typographic spaces and units.
 
-   All text from a store is untrusted: markup characters become entities; control characters, bytes that are not
-   UTF-8, and characters that change the direction of a line become U+FFFD. */
+   All text from a store is untrusted: markup characters become entities; control characters other than line feeds
+   and tabs, bytes that are not UTF-8, and characters that change the direction of a line become U+FFFD. */
 #ifndef CARRY_LAB_HTML_H
 #define CARRY_LAB_HTML_H
 

@@ -1,5 +1,5 @@
-/* Plots. Ranges and tick labels are computed here, since gnuplot's own suit wide pictures; then a script of numbers
-   and placeholders goes to gnuplot's standard input. */
+/* Plots. Ranges and tick labels are computed here, since those that gnuplot chooses suit wide pictures. A script of
+   numbers and placeholders is then written to gnuplot's standard input. */
 #include "lab/report/plot.h"
 
 #include <math.h>
@@ -12,8 +12,8 @@
 #include "lab/report/plot_axis.h"
 #include "lab/process.h"
 
-/* Sizes in user units. A phone shows the drawing at about 0.85 of this size, a desktop at about 1.1: the type stays
-   readable. */
+/* Sizes in SVG user units. A phone shows the drawing at about 0.85 of this size and a desktop at about 1.1, so text of
+   size TYPE is readable on both. */
 #define WIDTH 440.0
 #define HEIGHT 320.0
 #define TYPE 14.0
@@ -36,8 +36,8 @@ typedef struct sheet {
     char text[TEXTS][96];
 } sheet;
 
-/* Adds a text and returns the number of its placeholder. If the table is full, returns a number without a text,
-   which a plot of the permitted size does not reach. */
+/* Adds a text and returns the number of its placeholder. Returns TEXTS, which is not a placeholder, if the table is
+   full; the table is large enough for every plot within the limits. */
 static int text_of(sheet *s, const char *text) {
     if (s->texts == TEXTS) {
         return TEXTS;

@@ -52,7 +52,7 @@ carry_status carry_plot_svg(carry_ctx *ctx, char **svg, const carry_plot *plot, 
 int carry_plot_shape(int style);
 
 /* plot_svg.c: rewrites gnuplot's drawing for a page. @0@, @1@, ... become the escaped texts. CARRY_EFORMAT if it is
-   not a drawing, or contains anything that a drawing does not need. */
+   not a drawing, or contains scripts, links, images, styles or event handlers, which no drawing needs. */
 carry_status carry_plot_adopt(carry_ctx *ctx, char **svg, const char *drawing, const carry_plot *plot,
                               const char (*texts)[96], int count);
 

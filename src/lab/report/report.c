@@ -36,8 +36,8 @@ static look look_of(const carry_run *run) {
     return (look){"plain", "?", "Undecided"};
 }
 
-/* A member of the experiment's text, which the caller frees, or NULL. A text that cannot be parsed is shown in full
-   elsewhere. */
+/* Returns the value of a top-level key of the experiment's YAML text, which the caller frees; NULL if it is missing or
+   the text cannot be parsed. */
 static char *member_of(carry_ctx *ctx, const carry_run *run, const char *key) {
     carry_yaml *root = NULL;
     char *text = NULL;
@@ -100,7 +100,7 @@ static void write_kicker(carry_page *page, const carry_run *run) {
                    carry_figure_date(date, run->started));
 }
 
-/* How the times were measured: the actual number of repeats, not the one asked for, and the comparison with the
+/* Writes how the times were measured: the actual number of repeats, not the requested one, and the comparison with the
    reference if there was one. */
 static void write_method(carry_page *page, const carry_run *run) {
     int least = 0;

@@ -1,7 +1,7 @@
 /* Reports: stored runs as one self-contained HTML file, for a desktop, a phone or paper.
 
    The decision comes first, then the criteria, the plots, the tables, and at the end the method and the machine. The
-   same runs give the same bytes: the only dates in it are those of the runs. */
+   same runs give the same bytes: a report has no dates other than those of the runs. */
 #ifndef CARRY_LAB_REPORT_H
 #define CARRY_LAB_REPORT_H
 

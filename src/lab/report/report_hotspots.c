@@ -1,5 +1,5 @@
-/* The hotspots of a profile as cmd_profile.c stores them: metrics named CATEGORY/NAME WHAT, with gpu/... for
-   kernels. The step is the rank in the order of time. */
+/* The hotspots of a profile as cmd_profile.c stores them: metrics named "CATEGORY/NAME WHAT", or
+   "gpu/NAME WHAT" for kernels. The step of a metric is the row of its place or kernel in the table sorted by time. */
 #include <math.h>
 #include <string.h>
 

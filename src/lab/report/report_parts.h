@@ -35,8 +35,8 @@ void carry_report_hotspots(carry_page *page, const carry_run *run);
 void carry_report_hyperparameters(carry_page *page, const carry_run *run);
 
 /* report_tables.c */
-/* True if a metric of this run belongs to a result or hotspot whose index is its step, as experiment_run.c and
-   cmd_profile.c store them. Such metrics are shown in tables and not drawn over steps. */
+/* True if the step of this metric is not a step of time but the index of a result or hotspot, as experiment_run.c and
+   cmd_profile.c store it. Such metrics are shown in tables and not drawn as curves. */
 bool carry_report_of_result(const carry_run *run, const char *metric);
 void carry_report_criteria(carry_page *page, const carry_run *run);
 void carry_report_results(carry_page *page, const carry_run *run);

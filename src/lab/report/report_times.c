@@ -75,8 +75,9 @@ static bool run_has(const carry_run *run, const char *method, size_t length) {
     return false;
 }
 
-/* The method that speedups refer to: the one asked for, else the second in the first speedup(a, b, ...) of the
-   criteria. */
+/* The method that speedups refer to: the requested one, else the second in the first speedup(a, b, ...) of the
+   criteria, else sequential, else the first that was measured. A method that the run did not measure is skipped. -1:
+   none. */
 static int baseline_of(const carry_drawing *d) {
     const char *asked = d->page->options->baseline;
     if (asked != NULL && run_has(d->run, asked, strlen(asked))) {

@@ -1,4 +1,4 @@
-/* The run store: one SQLite file per project folder, in WAL mode, so that two processes may write at once.
+/* The run store: one SQLite file per project folder, in WAL mode, so that several processes may use it at once.
 
    A run is begun, grows result by result, and is ended; each of these is one transaction, so that a process killed at
    any moment leaves everything it had stored. If the process of a run has died, the next process that opens the
@@ -17,11 +17,12 @@ struct sqlite3;
 typedef struct carry_store carry_store;
 
 /* path NULL: $CARRY_STORE, else .carry/store.db in this folder or the nearest parent that has a .carry or a .git,
-   else in this folder. A store found in this way that belongs to another user is refused (CARRY_EUNSUPPORTED). */
+   else in this folder. A store found in a folder, not named by CARRY_STORE, that belongs to another user is refused
+   (CARRY_EUNSUPPORTED). */
 carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *path);
 void carry_store_close(carry_store *store);
 const char *carry_store_path(const carry_store *store);
-/* The database, for the lab's own tables (jobs.c). Report its errors with carry_store_fail. */
+/* The database, for other tables of the lab (lab/jobs). Report its errors with carry_store_fail. */
 struct sqlite3 *carry_store_db(carry_store *store);
 carry_status carry_store_fail(carry_store *store, const char *doing);
 
@@ -48,8 +49,8 @@ carry_status carry_store_end(carry_store *store, int64_t run, const char *state,
 
 /* Continues a run that has ended, on this machine or another, so that results can be added: its state is running again,
    its criteria are deleted, and the artefact CARRY_STORE_INVOCATIONS records the command, the machine and the time.
-   *invocation counts these from 1. Refused, with nothing changed: a run that is still running (CARRY_EARGUMENT), or one
-   from another commit than that of this folder (CARRY_EUNSUPPORTED). */
+   *invocation receives the number of these records, with the new one. Refuses, and changes nothing, if the run is still
+   running (CARRY_EARGUMENT) or is from another commit than that of this folder (CARRY_EUNSUPPORTED). */
 #define CARRY_STORE_INVOCATIONS "invocations.json"
 carry_status carry_store_resume(carry_store *store, int64_t run, const char *command, int *invocation);
 

@@ -18,8 +18,8 @@ struct carry_store {
 carry_status carry_store_prepare(carry_store *store, sqlite3_stmt **statement, const char *sql, const char *types, ...);
 /* Runs and finalizes a statement that returns no rows. */
 carry_status carry_store_exec(carry_store *store, const char *doing, sqlite3_stmt *statement);
-/* CARRY_EUNSUPPORTED if the folder .carry of this path, the store in it or the jobs beside that exist and belong to
-   another user. For a store that was found in a parent folder: its owner decides what is run from it. */
+/* CARRY_EUNSUPPORTED if the store `path`, its folder, its -wal file or the folder jobs beside it exists and belongs to
+   another user. For a store that was found and not named: its owner decides which commands are run as jobs. */
 carry_status carry_store_check_owner(carry_ctx *ctx, const char *path);
 /* The commit of the current folder, "" without a repository or git. *dirty is 1, 0 or CARRY_CHANGES_UNKNOWN. */
 void carry_store_ask_git(carry_ctx *ctx, char commit[64], int *dirty);

@@ -33,7 +33,7 @@ static bool exists(const char *folder, const char *name) {
 }
 
 /* Finds $CARRY_STORE, else .carry/store.db in this folder or the nearest parent that has a .carry or a .git, else in
-   this folder. Refuses a store of another user. */
+   this folder. Refuses a store of another user, unless CARRY_STORE names it. */
 static carry_status default_path(carry_ctx *ctx, char *path, size_t size) {
     const char *given = getenv("CARRY_STORE");
     if (given != NULL && *given != '\0') {

@@ -1,6 +1,7 @@
-/* Checks who owns a store. A store found in a parent folder is used only if it belongs to the user, as git does with
-   repositories (safe.directory): in a folder below another user's .carry, that user's store would be written, and
-   jobs would be queued beside theirs. A store that is named (--store, CARRY_STORE) is used without this check. */
+/* Checks who owns a store. A store found in the working folder or a parent is used only if it belongs to the user,
+   as git does with repositories (safe.directory). Otherwise, commands in a folder below one that has another user's
+   .carry would write to that user's store and queue jobs beside theirs. A store that is named (--store, CARRY_STORE) is
+   used without this check. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

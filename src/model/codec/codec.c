@@ -155,8 +155,9 @@ static carry_status check_latent_frames(const carry_codec *codec, int64_t count)
     return CARRY_OK;
 }
 
-/* Checks both tensors for these numbers of frames: they must be in host memory or on the codec's device. Frames are
-   absent if bytes are wanted. The operators check the type of latents that are read on a GPU. */
+/* Checks the shapes of both tensors, for n frames and `count` latent frames, and that each is in host memory or on the
+   codec's device. Frames are absent if bytes are wanted. Latents that are decoded on a GPU may be f32, bf16 or f16;
+   other tensors must be f32. */
 static carry_status check_tensors(const carry_codec *codec, const carry_tensor *frames, int64_t n,
                                   const carry_tensor *latents, int64_t count, bool decodes) {
     const carry_codec_size *size = &codec->size;

@@ -4,17 +4,17 @@
    and back, chunk after chunk. The codec keeps the state between chunks (the memory of a TAE's blocks), so that a video
    in chunks gives the same frames as the whole video. codec_table.c is the only list of kinds:
 
-   "tae"  a tiny video autoencoder of TAEHV's shape (model/tae.h), from a folder with config.json and
+   "tae"  a tiny video autoencoder of TAEHV's shape (model/codec/tae.h), from a folder with config.json and
           model.safetensors. A stream's first latent frame decodes to 1 frame, later ones to 4 each; encoding takes
           frames in multiples of 4 (the last call of a stream may have fewer: it is filled up with its last frame).
    "wan"  the autoencoder of Wan 2.1 (model/codec/wan_vae.h), from a folder in the format of diffusers, with the tensor
-          names of diffusers or Wan. Latents are normalized by latents_mean and latents_std of config.json, as
-          transformers expect them. The first latent frame of a stream is 1 frame both ways, later ones are 4 each.
+          names of diffusers or Wan. Latents are normalised by latents_mean and latents_std of config.json, as video
+          transformers expect them. A stream's first latent frame is 1 frame in both directions, later ones 4 each.
    "dct"  no weights: the lowest coefficients of the cosine transform of 8 x 8 blocks, 10 of luma and 3 of each chroma,
           scaled so that latents of drawn pictures have a variance near 1. One frame each way per latent frame.
 
-   On a GPU a codec works on its context's stream there (carry_ctx_set_stream). Tensors may be on the GPU, where a call
-   returns when its work is in the stream, or in host memory, where it waits.
+   On a GPU a codec works on its context's stream there (carry_ctx_set_stream). Tensors may be on the GPU: a call then
+   returns when its work is enqueued. If they are in host memory, a call waits for its work.
 
    Encoding and decoding have separate states. A codec must be used by one thread at a time. */
 #ifndef CARRY_MODEL_CODEC_H
@@ -33,8 +33,9 @@ typedef struct carry_codec_size {
     carry_dtype dtype;
 } carry_codec_size;
 
-/* folder: a model folder whose config.json has "_class_name": "TAEHV", "AutoencoderKLWan" or "DCT"; NULL: dct. All
-   memory is allocated here, except staging memory for tensors on another device, at the first call that needs it. */
+/* folder: a model folder whose config.json has "_class_name": "TAEHV", "AutoencoderKLWan" or "DCT"; NULL: dct. Memory
+   is allocated here, with three exceptions: staging memory for tensors on another device, and the pictures of wan, at
+   the first call that needs them; and for dct a buffer in every call of carry_codec_decode_bytes. */
 carry_status carry_codec_open(carry_ctx *ctx, carry_codec **codec, const char *folder, const carry_codec_size *size);
 void carry_codec_free(carry_codec *codec);
 const char *carry_codec_name(const carry_codec *codec);
@@ -45,8 +46,8 @@ int carry_codec_device(const carry_codec *codec);
 /* A hard cut: the next call starts a new stream. */
 void carry_codec_reset(carry_codec *codec);
 
-/* The number of frames that the next decode of `latent_frames` latent frames gives; the maximum number of frames per
-   latent frame. */
+/* carry_codec_frames: the number of frames that the next decode of `latent_frames` latent frames gives.
+   carry_codec_ratio: the maximum number of frames per latent frame. */
 int64_t carry_codec_frames(const carry_codec *codec, int64_t latent_frames);
 int64_t carry_codec_ratio(const carry_codec *codec);
 

@@ -1,9 +1,9 @@
-/* Frames through a tiny video autoencoder, one at a time.
+/* Encodes or decodes video with a tiny autoencoder, one frame at a time.
 
    A level has these pictures: the inputs of each of its blocks, for this frame and for the one before (they are
-   swapped, so nothing is copied), and two work buffers. Time is a tree: a latent frame is one frame of the first level,
-   which grows into one frame of the second, which grows into two of the third, and so on. Each is processed to the end
-   before the next begins, in the order of time, so every level gets its frames in order and needs no queue. */
+   swapped, so nothing is copied), and two work buffers. In the decoder, a latent frame is one frame of the first level,
+   which becomes one frame of the second, which becomes two of the third, and so on. The first of two frames passes
+   through all later levels before the second does, so every level gets its frames in order and needs no queue. */
 #include "model/codec/tae.h"
 
 #include <stdlib.h>
@@ -150,7 +150,7 @@ static carry_status run_blocks(const carry_tae_stream *s, const carry_tae_level 
     return CARRY_OK;
 }
 
-/* Processes the frame in in[0] of a level, and all frames that it grows into, to the end. */
+/* Processes the frame in in[0] of a level through this and all later levels, with all frames that it becomes. */
 static carry_status decode_level(carry_tae_stream *s, int at, const carry_codec_output *to, int64_t *made) {
     const carry_tae_side *side = &s->tae->decoder;
     const carry_tae_level *level = &side->level[at];

@@ -1,13 +1,15 @@
 /* A tiny video autoencoder of TAEHV's shape: its weights, and streams of frames through them.
 
-   Decoder: tanh(x/3) 3; conv 16 -> c0, ReLU; three levels of three memory blocks, grow x(1, 2, 2) and a conv to the
-   next width over the doubled picture (ReLU after the third); conv to 3 channels; clamp to [0, 1]. Encoder: conv 3 ->
-   c, ReLU; three levels of pool x(2, 2, 1), a stride-2 conv and three memory blocks; conv c -> 16.
+   Decoder: tanh(x/3) 3; conv 16 -> c0, ReLU; three levels; conv to 3 channels; clamp to [0, 1]. A level is three memory
+   blocks; growing, which makes 1, 2 and 2 frames of one in levels 0, 1 and 2, by one 1 x 1 conv per frame; doubling of
+   height and width; and a conv to the next width (with ReLU in the last level). Encoder: conv 3 -> c, ReLU; three
+   levels; conv c -> 16. A level is pooling of 2, 2 and 1 frames into one by a 1 x 1 conv, a stride-2 conv and three
+   memory blocks.
 
    Memory block: ReLU(conv3(ReLU(conv2(ReLU(conv1([x, past]))))) + x), where past is the x of the previous frame. A
    stream carries only these pasts from frame to frame, so frames are processed one at a time and the result does not
-   depend on how a video is split into calls. Growing is done before doubling, where it costs a quarter and gives the
-   same numbers, since a 1 x 1 convolution reads only one pixel. */
+   depend on how a video is split into calls. TAEHV grows after doubling; here growing comes first, which takes a
+   quarter of the multiplications and gives the same numbers, since a 1 x 1 convolution reads only one pixel. */
 #ifndef CARRY_MODEL_TAE_H
 #define CARRY_MODEL_TAE_H
 
@@ -48,8 +50,8 @@ typedef struct carry_tae {
 carry_status carry_tae_load(carry_ctx *ctx, carry_tae **tae, const char *folder, const carry_codec_size *size);
 void carry_tae_free(carry_tae *tae);
 
-/* A stream's memory, for pictures of height x width pixels, multiples of 8. The weights must outlive it. Memory that is
-   not used, because a stream only decodes, is never touched. */
+/* A stream's memory, for pictures of height x width pixels, multiples of 8. The weights must outlive it. On the CPU,
+   memory that a stream does not use, because it only decodes, is never touched. */
 typedef struct carry_tae_stream carry_tae_stream;
 carry_status carry_tae_stream_new(const carry_tae *tae, carry_tae_stream **stream, int64_t height, int64_t width);
 void carry_tae_stream_free(carry_tae_stream *stream);

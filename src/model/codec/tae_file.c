@@ -29,8 +29,9 @@ static carry_status read_blocks(carry_codec_loading *l, carry_tae_level *level, 
     return CARRY_OK;
 }
 
-/* Reads the 1 x 1 convolutions of a level. To grow: [width * steps, width], the rows of one frame after those of the
-   other. To pool: [width, steps * width], the same for columns. */
+/* Reads the 1 x 1 convolutions of a level, one per frame, which the file has as one matrix. For growing it is
+   [steps * width, width], with the rows of the first frame before those of the second; for pooling it is
+   [width, steps * width], with columns in the same order. */
 static carry_status read_steps(carry_codec_loading *l, carry_tae_level *level, const char *name, int64_t width,
                                bool grow) {
     char full[64];

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Writes the name in Wan's own file of a tensor that diffusers calls `name`; false if it is unknown. blocks:
-   num_res_blocks. */
+/* Writes the name that Wan's own file gives to the tensor that diffusers calls `name`; returns false if `name` is
+   unknown. blocks: num_res_blocks. */
 bool carry_wan_other_name(int blocks, const char *name, char *to, size_t size);
 
 #endif

@@ -1,8 +1,8 @@
-/* Frames through Wan's autoencoder, one at a time.
+/* Encodes or decodes video with Wan's autoencoder, one frame at a time.
 
    Every convolution over time has a ring of three pictures: its input for this frame and for the two frames before.
-   They are written in place (by a norm, or by the convolution before), so nothing is copied. Time is a tree, as in
-   tae.c: the frames that one frame grows into are processed to the end one after the other, in the order of time. */
+   They are written in place (by a norm, or by the convolution before), so nothing is copied. In the decoder, a level
+   may turn one frame into two: the first passes through all later levels before the second does, as in tae.c. */
 #include "model/codec/wan_vae.h"
 
 #include <inttypes.h>

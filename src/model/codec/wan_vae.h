@@ -70,14 +70,13 @@ typedef struct carry_wan {
     void *memory;
 } carry_wan;
 
-/* Loads weights with the names and shapes of diffusers' files, or Wan's own, in f32, bf16 or f16. Only device and
-   dtype of size are used. CARRY_ESHAPE and CARRY_EFORMAT name the tensor that does not fit, is missing or is surplus.
- */
+/* Loads weights with the names and shapes of diffusers' files, or Wan's own, in f32, bf16 or f16. Only device and dtype
+   of size are used. CARRY_ESHAPE and CARRY_EFORMAT name the tensor that does not fit, is missing or surplus. */
 carry_status carry_wan_load(carry_ctx *ctx, carry_wan **wan, const char *folder, const carry_codec_size *size);
 void carry_wan_free(carry_wan *wan);
 
-/* A stream's memory. The weights must outlive it. The pictures of a side (0: decoder, 1: encoder) are allocated at its
-   first frame. */
+/* A stream's memory. The weights must outlive it. The buffers of the decoder are allocated at its first frame, and
+   those of the encoder at its own. */
 typedef struct carry_wan_stream carry_wan_stream;
 carry_status carry_wan_stream_new(const carry_wan *wan, carry_wan_stream **stream, int64_t height, int64_t width);
 void carry_wan_stream_free(carry_wan_stream *stream);

@@ -6,17 +6,17 @@
        x += CrossAttn(LN3(x), text)
        x += gate2 FFN(LN(x)(1 + scale2) + shift2)
 
-   with q and k normalised over the whole width, then rotary positions of frame, row and column; dit_block.h
-   has the equations in full. Model code calls operators on tensors and nothing else, so it does not know where they
-   run.
+   q and k are normalised over the whole width; those of self-attention then get rotary positions of frame, row and
+   column. dit_block.h has the equations in full. Model code calls operators on tensors and nothing else, so it does not
+   know where they run.
 
-   Over a mesh. A model may be a shard: q, k, v and the first product of the FFN by columns (whole heads), o and the
-   second product by rows. Cross-attention, embeddings, modulation and head are whole on every rank. A block then has
-   two large all-reduces, of [tokens, dim] after o and after the FFN, and one small, of the sums of squares of q and k
-   together: 120 a forward of 40 blocks, counted in carry_dit_counts as they happen. Biases of row-split products are
-   added once, after the sum.
+   Over a mesh. A model may be a shard: the outputs of q, k and v (whole heads) and of the first product of the FFN are
+   split over ranks, and with them the inputs of o and of the second product. Cross-attention, embeddings, modulation
+   and head are whole on every rank. A block then has two large all-reduces, of [tokens, dim] after o and after the FFN,
+   and one small, of the sums of squares of q and k together: 120 a forward of 40 blocks, counted in carry_dit_counts as
+   they happen. The biases of o and of the second product are added once, after the sum.
 
-   Parameters are model/parameters.h, on one device, where all the work is done; a shard's list has the shard's
+   Parameters (model/parameters.h) are on one device, where all the work is done; a shard's list has the shard's
    shapes. */
 #ifndef CARRY_MODEL_DIT_H
 #define CARRY_MODEL_DIT_H
@@ -39,9 +39,9 @@ typedef struct carry_dit_config {
     int64_t patch[3];           /* 1, 2, 2 */
     double eps;
     bool qk_norm, cross_attn_norm;
-    /* Of a causal model, stored in config.json in addition to Wan's keys: the frames of a chunk, of the window and of
-       its sink, and the shift and steps of its sampler. 0 and an empty list if the file does not have them: the caller
-       then chooses values such as 3, 21, 0. */
+    /* For a causal model; its config.json has these in addition to Wan's keys: the frames of a chunk, of the window and
+       of the window's sink, and the shift and steps of the sampler. 0 and an empty list if the file does not have them:
+       the caller then chooses values such as 3, 21, 0. */
     int64_t chunk_frames, window_frames, sink_frames;
     double shift;
     int64_t step[16];
@@ -163,16 +163,17 @@ carry_status carry_dit_init_training(carry_dit *dit, uint64_t seed);
 carry_status carry_dit_load(carry_dit *dit, const char *folder);
 /* Writes config.json and model.safetensors, with weights of this type. Does not work for a shard. */
 carry_status carry_dit_save(const carry_dit *dit, const char *folder, carry_dtype dtype);
-/* A digest of this shard's weights; and one of the parts that every rank has whole, which is equal on all ranks of a
-   mesh. 0 if the weights could not be read from their device. */
+/* carry_dit_fingerprint: a hash of this shard's weights. carry_dit_common_fingerprint: a hash of the parameters that
+   are not split (only the start of large ones), which is equal on all ranks of a mesh. 0 if the weights could not be
+   read from their device. */
 uint64_t carry_dit_fingerprint(const carry_dit *dit);
 uint64_t carry_dit_common_fingerprint(const carry_dit *dit);
 
 /* The state that is carried from chunk to chunk: for each block the keys (after rotary) and values of a window of
    frames, and of the text. The first `sink` frames after a cut stay; the others are in a ring that evicts the oldest
-   frame. The ring has space for (chunks - 1) chunk frames more than the window: a stream batch computes its chunks
-   again, one chunk further each time, and must find all frames that its first chunk attends to. The cache owns all
-   memory of a forward, on the model's device. */
+   frame. The ring has space for (chunks - 1) * chunk frames more than the window needs: a stream batch computes its
+   chunks again, one chunk further each time, and must find all frames that its first chunk attends to. The cache owns
+   all memory of a forward, on the model's device. */
 typedef struct carry_dit_cache_options {
     int64_t height, width; /* of the latents */
     int64_t chunk;         /* maximum number of frames of a chunk */
@@ -201,9 +202,9 @@ carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor condition
 
 /* The tensors of a forward are either all in host memory (on a GPU, latents are uploaded, and the call waits for the
    velocity) or all on the model's device: then the call does not wait, and a repeated call is replayed as one graph. A
-   chunk of a forward has F frames from `start`: the next frame; or one of the newest frames written (a further
-   denoising step overwrites its own keys); or the frame after the previous chunk of the same call. Frames after the
-   last chunk of a call are dropped. */
+   chunk has F frames from `start`. For the first chunk of a call, `start` is the next frame of the stream, or one of
+   the newest frames written (a further denoising step overwrites its own keys); for later chunks it is the frame after
+   the previous chunk. Frames after the last chunk of a call are dropped. */
 typedef struct carry_dit_chunk {
     carry_tensor velocity; /* output, [16, F, h, w] f32; absent: compute only the keys (the clean pass) */
     carry_tensor latents;  /* [16, F, h, w] f32 */
@@ -214,14 +215,20 @@ typedef struct carry_dit_chunk {
 /* A forward of one chunk, or of several consecutive chunks, each with its own t (a stream batch). A chunk attends to
    its own frames and to those of the window before it, never to later ones. bias: ln of the KV bias, added to the
    scores of cached frames except the first frame of the window and the chunk's own; 0: none. It is a collective of the
-   mesh. Fails for a `start` that does not fit and for frames past CARRY_DIT_POSITIONS. Allocates nothing. */
+   mesh. Fails for a `start` that does not fit and for frames past CARRY_DIT_POSITIONS. Allocates nothing,
+   except that on a GPU the second of equal calls makes a graph. */
 carry_status carry_dit_forward(carry_dit *dit, carry_dit_cache *cache, const carry_dit_chunk *chunk, int chunks,
                                float bias);
 
-/* Few-step flow sampling: sigma' = s sigma / (1 + (s - 1) sigma), sigma = t / 1000; the model's time is 1000 sigma'. x0
-   = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. Tensors are f32, packed
-   and of equal shape. A shift of 0 means no shift. Noise comes from carry_random_normal, so element i of (seed, stream)
-   is the same on every rank. In carry_flow_clean, x0 may be x or velocity; in carry_flow_noise, x must not be x0. */
+/* Few-step flow sampling, with a shift s. Step i has the time t[i]; v is the model's velocity at time 1000 sigma[i]:
+
+       sigma[i] = s u / (1 + (s - 1) u), where u = t[i] / 1000
+       x0 = x - sigma[i] v;  next x = (1 - sigma[i + 1]) x0 + sigma[i + 1] scale noise
+
+   carry_flow_sigma computes sigma from t; a shift of 0 means no shift, like 1. carry_flow_clean computes x0 and
+   carry_flow_noise the next x. Tensors are f32, packed, on the CPU and of equal shape. Noise comes from
+   carry_random_normal, so element i of (seed, stream) is the same on every rank. In carry_flow_clean, x0 may be x or
+   velocity; in carry_flow_noise, x must not be x0. */
 double carry_flow_sigma(double t, double shift);
 carry_status carry_flow_clean(carry_ctx *ctx, carry_tensor x0, carry_tensor x, carry_tensor velocity, double sigma);
 carry_status carry_flow_noise(carry_ctx *ctx, carry_tensor x, carry_tensor x0, double sigma, double scale,

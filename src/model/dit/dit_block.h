@@ -22,7 +22,7 @@
 
 /* Tensors are [rows, dim] in the call's type unless noted; q to o are [rows, width of this shard's heads]. */
 typedef struct carry_dit_rows {
-    carry_tensor x, h1, q_in, k_in, v, q, k, o, y; /* q and k may be q_in and k_in; y may be h1 and h3 */
+    carry_tensor x, h1, q_in, k_in, v, q, k, o, y; /* q may alias q_in, k k_in; y may alias h1, h3 */
     carry_tensor qkv;                              /* [rows, 3 width]: q_in, k_in and v are its columns; or absent */
     carry_tensor lse;                              /* [groups, heads, rows of a group], f32; absent: not kept */
     carry_tensor x1, h3, cq_in, cq, co, clse;      /* x1, x2 and next may be x */
@@ -35,8 +35,8 @@ typedef struct carry_dit_rows {
     carry_tensor next_m;
 } carry_dit_rows;
 
-/* Cross-attention over a few keys. Its sum over values and the product after it are merged into one linear map `out` of
-   the keys' weights (carry_key_weights), which depends only on the text. */
+/* Cross-attention over a few keys (dit_few.c). The values and the output projection are merged into one matrix `out`,
+   which depends only on the text; it is applied to the attention weights of the keys (carry_key_weights). */
 #define CARRY_DIT_FEW 48 /* maximum number of keys: above it, the merged product saves little */
 typedef struct carry_dit_few {
     int64_t keys, stride; /* stride: columns of a head in `out`, a multiple of 8 */
@@ -61,9 +61,9 @@ struct carry_dit_call {
     const void *owner;   /* of the functions */
     carry_dit_sees self; /* self-attention */
     /* Gives the memory for the keys and values of a group's rows from row `at` on; returns the number of rows for which
-       it is valid. They are written there before the group attends, and after the groups before it have, since a later
-       group may evict frames that an earlier one needs. NULL: they stay in rows->k and rows->v, and groups may attend
-       in parallel. */
+       it is valid. The block writes them to this memory before the group attends, and after all earlier groups have
+       attended, since a later group may evict frames that an earlier one needs. NULL: keys and values stay in rows->k
+       and rows->v, and groups may attend in parallel. */
     int64_t (*place)(const carry_dit_call *call, int64_t block, int64_t group, int64_t at, carry_tensor *k,
                      carry_tensor *v);
     int64_t cross_groups;
@@ -87,8 +87,8 @@ carry_status carry_dit_text_out(carry_dit *dit, int64_t block, const carry_dit_f
 /* x2 += cross-attention of cq_in, by call->few. co is overwritten. */
 carry_status carry_dit_attend_few(const carry_dit_call *call, int64_t block, const carry_dit_rows *r);
 
-/* Memory of a block that keeps no activations: x and h [most, dim], wide [most, widest]; rows_in gives the views for
-   `rows` rows of it. */
+/* Memory of a block that keeps no activations: x and h [most, dim], wide [most, widest]. carry_dit_rows_in returns the
+   views for `rows` rows of it. */
 typedef struct carry_dit_room {
     carry_tensor x, h, wide;
 } carry_dit_room;
@@ -96,14 +96,14 @@ void carry_dit_room_take(carry_dit_room *room, const carry_dit *dit, carry_arena
                          int64_t most);
 carry_dit_rows carry_dit_rows_in(const carry_dit_room *room, const carry_dit *dit, int64_t rows);
 
-/* Calls work for 0 .. count-1: on the CPU and without `place` in parallel on the context's threads, otherwise one after
-   the other. Index 0 runs alone first, so that arguments that do not fit fail there, before other threads start.
-   scratch: the thread's own. */
+/* Calls work for the indices 0 .. count-1. On the CPU, if call->place is NULL, index 0 runs first and the others then
+   run in parallel on the context's threads: invalid arguments fail before other threads start. Otherwise the indices
+   run one after the other. scratch: memory of the thread that runs the index. */
 typedef carry_status (*carry_dit_work)(const carry_dit_call *call, const void *user, int64_t index, void *scratch);
 carry_status carry_dit_each(const carry_dit_call *call, int64_t count, carry_dit_work work, const void *user);
 int carry_dit_call_threads(const carry_dit *dit, bool side_by_side);
 
-/* The rows of a group; part `part` of a group's modulation. */
+/* group_rows: the rows of a group. group_part: part `part` (shift, scale or gate) of a group's modulation. */
 carry_tensor carry_dit_group_rows(const carry_dit_call *call, carry_tensor rows, int64_t group);
 carry_tensor carry_dit_group_part(const carry_dit_call *call, carry_tensor modulation, int64_t group, int64_t part);
 /* A view of rows as [rows, heads, head]; the row stride may be larger than the row. */

@@ -65,8 +65,8 @@ static carry_tensor beside(const carry_dit_cache *cache, carry_arena *arena, car
     return device == 0 ? host : carry_arena_tensor(arena, device, host.dtype, host.rank, host.shape);
 }
 
-/* True if carry_key_weights is fast. Not with a mesh, which counts its all-reduces, nor on the CPU, which keeps the
-   order of its sums. */
+/* True if cross-attention may use carry_key_weights: only on a GPU, in bf16, and for the shapes for which it is fast.
+   Models on a mesh, and on the CPU, where sums keep their order, use ordinary attention. */
 static bool takes_few(const carry_dit_cache *cache) {
     const carry_dit *dit = cache->dit;
     return dit->own.device != 0 && dit->mesh == NULL && cache->options.dtype == CARRY_BF16 &&

@@ -20,8 +20,8 @@ struct carry_dit_cache {
     int64_t rows, columns, per_frame; /* patches */
     int64_t frames, tokens;           /* maximum of one forward */
     int64_t ring;                     /* slots after the sink's */
-    int64_t next, top; /* number of frames held now, and its maximum since the last cut: frames below top - ring are
-                          lost */
+    int64_t next, top; /* number of the next frame, and its maximum since the last cut: frames from sink up to top -
+                          ring - 1 are lost */
     bool has_text;
     int64_t text_rows; /* rows of the text before the padding rows, which are all equal */
     carry_dit_few few; /* for this text; keys 0: too many keys, or not used on this device */

@@ -1,7 +1,6 @@
 /* Cross-attention over a few keys, on a GPU. For each head, attention's output is a sum over keys of weights times
-   values, and the product after it is linear: it can be applied to the values instead, once for a text. For every token
-   this leaves a product with heads times keys terms instead of heads times 128. For a prompt of 20 words that is a
-   fifth. */
+   values. The output projection is linear, so it is applied to the values instead, once for a text. Each token then
+   needs a product with heads times keys terms instead of heads times 128. For a prompt of 20 words that is a fifth. */
 #include "model/dit/dit_block.h"
 
 #include "carry/ops.h"

@@ -124,8 +124,8 @@ static carry_status bring_times(const carry_dit_chunks *call) {
                                        : CARRY_OK;
 }
 
-/* Computes the table of positions. Chunks are consecutive, so it depends only on the first frame; the denoising steps
-   of a chunk share it. */
+/* Computes the table of positions. Chunks are consecutive, so the table depends only on the first frame and the number
+   of tokens; the denoising steps of a chunk share it. */
 static carry_status bring_table(const carry_dit_chunks *call) {
     carry_dit_cache *cache = call->cache;
     const int64_t start = call->chunk[0].start;

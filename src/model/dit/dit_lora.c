@@ -58,7 +58,7 @@ static const char *const endings[][3] = {{".lora_A.weight", ".lora_B.weight", ".
                                          {".lora_A.default.weight", ".lora_B.default.weight", ".alpha"}};
 
 /* Returns 0 for A, 1 for B, 2 for alpha, or -1 if the tensor is not part of a LoRA. *length is the length of the
-   matrix's name before the end. */
+   matrix's name, without the ending. */
 static int part_of(const char *name, size_t *length) {
     const size_t all = strlen(name);
     for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {

@@ -2,8 +2,8 @@
 
    A file is a .safetensors with NAME.lora_A.weight [r, in] and NAME.lora_B.weight [out, r], or lora_down and lora_up in
    their place, and optionally NAME.alpha (r without it); NAME is a matrix of the model by any of its names
-   (dit_names.h). The weights without a LoRA are kept in host memory, in the type of the model's, so that switching is
-   exact: the weights of a file do not depend on those that were used before it. */
+   (dit_names.h). The weights without a LoRA are kept in host memory, in the type in which the model has them, so that
+   switching is exact: the weights of a file do not depend on those that were used before it. */
 #ifndef CARRY_MODEL_DIT_LORA_H
 #define CARRY_MODEL_DIT_LORA_H
 

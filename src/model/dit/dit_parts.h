@@ -32,8 +32,8 @@ carry_tensor carry_dit_block_weight(const carry_dit *dit, int64_t block, carry_d
 carry_tensor carry_dit_outer_weight(const carry_dit *dit, carry_dit_outer outer);
 /* The same as input of a product with activations of this type: its 16-bit copy if there is one of that type. */
 carry_tensor carry_dit_product(const carry_dit *dit, int64_t index, carry_dtype dtype);
-/* y = f(W x + b), or y += it if accumulate. affine takes the indices of W and b; outer_affine a pair of the outer
-   list. */
+/* y = f(W x + b), or y += f(W x + b) if accumulate. affine takes the indices of W and b. outer_affine takes the entry
+   of W among the parameters outside of blocks; b is the next entry. */
 carry_status carry_dit_affine(carry_dit *dit, carry_tensor y, carry_tensor x, int64_t weight, int64_t bias,
                               carry_activation activation, bool accumulate);
 carry_status carry_dit_outer_affine(carry_dit *dit, carry_tensor y, carry_tensor x, carry_dit_outer outer,
@@ -45,9 +45,10 @@ void carry_dit_qkv(const carry_dit *dit, int64_t block, carry_dtype dtype, carry
 /* [cos(t w_0), ..., sin(t w_0), ...], w_i = 10000^(-i/half), computed in float64. */
 void carry_dit_sinusoid(float *to, int64_t freq_dim, double t);
 
-/* Rotary positions. A head's pairs are split in time, height and width: pairs - 2 (pairs/3), pairs/3, pairs/3; each
-   part has bases 10000^(-i/part). positions: [CARRY_DIT_POSITIONS, head/2, 2], the (cosine, sine) of every pair at
-   every position; table: [frames rows columns, head/2, 2] for carry_rotary, frames counted from `first`. */
+/* Rotary positions. A head's pairs are split in time, height and width: pairs - 2 (pairs/3), pairs/3, pairs/3; pair i
+   of a part of n pairs turns by 10000^(-i/n) radians per position. positions: [CARRY_DIT_POSITIONS, head/2, 2], the
+   (cosine, sine) of every pair at every position; table: [frames rows columns, head/2, 2] for carry_rotary, frames
+   counted from `first`. */
 void carry_dit_positions(float *positions, int64_t head);
 void carry_dit_rotary_table(float *table, const float *positions, int64_t head, int64_t first, int64_t frames,
                             int64_t rows, int64_t columns);

@@ -10,8 +10,9 @@
 
        rows: [video][clean 0 .. C-2, noisy 0 .. C-1][frame, row, column of patches]
 
-   The loss is the squared distance of the velocity from its target, over noisy chunks that have a weight. A pass is a
-   plan for batches of one shape; a call allocates nothing. Results do not depend on the number of threads. */
+   The loss is the sum over noisy chunks of the chunk's weight times the squared distance of its velocity from the
+   target. A pass is a plan for batches of one shape; a call allocates nothing. Results do not depend on the number of
+   threads. */
 #ifndef CARRY_MODEL_DIT_PASS_H
 #define CARRY_MODEL_DIT_PASS_H
 
@@ -28,8 +29,8 @@ typedef struct carry_dit_pass_options {
 
 typedef struct carry_dit_pass carry_dit_pass;
 
-/* The model must be whole (not a shard) and have qk_norm and cross_attn_norm. The pass uses dit and must be freed
-   before it. */
+/* The model must be whole (not a shard) and have gradients, qk_norm and cross_attn_norm. The pass uses dit and must be
+   freed before it. */
 carry_status carry_dit_pass_new(carry_dit *dit, carry_dit_pass **made, const carry_dit_pass_options *options);
 void carry_dit_pass_free(carry_dit_pass *pass);
 size_t carry_dit_pass_memory(const carry_dit_pass *pass);

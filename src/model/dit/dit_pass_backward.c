@@ -70,8 +70,8 @@ static carry_status gate_unit(const carry_dit_call *call, const void *user, int6
                                     carry_dit_group_part(call, r->m, unit, r->gate));
 }
 
-/* Computes gradients of q from d_o, and sums those of keys and values over the units of a video. On the CPU, heads and
-   videos are split over threads; a GPU processes all heads at once. */
+/* Arguments of the backward pass of attention: computes dq from d_o, and sums dk and dv over the units of a video. On
+   the CPU, heads and videos are split over threads; a GPU processes all heads at once. */
 typedef struct attending {
     const carry_dit_rows *rows;
     carry_tensor dq, dk, dv, d_o;

@@ -1,5 +1,5 @@
 /* Words as fixed random vectors. A word is hashed while it is read, so prompts of any length need no memory. The
-   constants here (hash, seeds, scale of the position's part) belong to every model that was trained with them. */
+   constants here (hash, seeds, scale of the position's part) must not change: trained models depend on them. */
 #include "model/dit/words.h"
 
 #include <stdbool.h>

@@ -59,8 +59,8 @@ bool carry_lm_adapter_fits(const carry_lm *lm, int64_t index);
 /* The offset and count of a layer's elements in the flat buffers of the adapter. */
 void carry_lm_adapter_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count);
 
-/* Internal: lists the adapter's parameters with their names, without allocating memory; entries of rank 0 are not
-   targets. */
+/* Internal: makes the adapter of a model, with A and B for each parameter i for which targets[i] is true. Allocates and
+   zeroes their weights and gradients. On failure the model has no adapter. */
 carry_status carry_lm_adapter_list(carry_lm *lm, const carry_adapter_options *options, const bool *targets);
 
 #endif

@@ -1,5 +1,5 @@
-/* Adapters in a pass. A x of every target is kept for backward, unless the layers are computed again there; slots that
-   are rows of one parameter, such as q, k and v of a merged projection, share it. */
+/* Adapters in a pass. The product of A and x is kept for backward for every target, unless backward computes the layers
+   again. Slots that are rows of one parameter, such as q, k and v of a merged projection, share this product. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
@@ -54,8 +54,8 @@ static carry_tensor wide(carry_tensor memory, int64_t rows, int64_t width) {
     return view;
 }
 
-/* Replaces *x by the input of A (after dropout) and computes *z = scale A x, unless it is there already: kept from
-   forward, or computed for the slot before. */
+/* Replaces *x by the input of A (after dropout) and computes *z = scale A x, unless *z was kept from forward or
+   computed for the slot before. */
 static carry_status reduce(const carry_lm_call *call, const pair *of, bool backward, carry_tensor *x, carry_tensor *z) {
     carry_lm_pass *pass = call->pass;
     const bool keeps = pass->adapter.kept.data != NULL;

@@ -61,8 +61,8 @@ static bool add_part(size_t *bytes, const carry_lm_config *c, const carry_lm_par
     return fits;
 }
 
-/* Checks that four times the size of the whole model in f32 (weights, gradients and an optimizer's state) fits in
-   size_t. */
+/* Checks that four times the size of the whole model in f32 (weights, gradients and an optimizer's state) is at most
+   INT64_MAX bytes. */
 static carry_status check_whole(carry_ctx *ctx, const carry_lm_config *c) {
     const carry_lm_parameter table = {.rank = 2, .shape = {c->vocab_size, c->hidden_size}};
     const carry_lm_parameter norm = {.rank = 1, .shape = {c->hidden_size}};

@@ -104,7 +104,8 @@ carry_status carry_lm_config_read_quantised(const carry_lm_source *s, const carr
 carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_key *f, const carry_json *node);
 carry_status carry_lm_config_read_object(const carry_lm_source *s, const carry_lm_key *keys, const carry_json *node);
 
-/* Fails with CARRY_ESIZE, naming the key and the value, unless 1 <= size <= most; unless 0 < number <= most. */
+/* carry_lm_check_size fails unless 1 <= size <= most, and carry_lm_check_number unless 0 < number <= most, with
+   CARRY_ESIZE and a message that names the key and the value. */
 carry_status carry_lm_check_size(carry_ctx *ctx, const char *key, int64_t size, int64_t most);
 carry_status carry_lm_check_number(carry_ctx *ctx, const char *key, double number, double most);
 

@@ -3,11 +3,12 @@
        h = embeddings[ids];  for every layer:  h += mixer(norm(h));  h += feedforward(norm(h))
        logits = lm_head norm(h)
 
-   or with norms after mixer and feed-forward. Every layer names both (part.h).
+   or with norms after mixer and feed-forward. Every layer names its mixer and its feed-forward (part.h).
 
-   Parameters and gradients are model/parameters.h, on one device, where all the work is done. A pass is a plan for
-   batches of one shape: it states how much memory a call needs and allocates nothing in it. Model code calls operators
-   on tensors and nothing else, so it does not know where they run. */
+   Parameters and gradients are those of model/parameters.h, on one device, where all the work is done. A pass is a plan
+   for batches of one shape. It states how much memory the caller must give to a call; a call itself allocates only if
+   the caches of a state must grow. Model code calls operators on tensors and nothing else, so it does not know where
+   they run. */
 #ifndef CARRY_MODEL_LM_H
 #define CARRY_MODEL_LM_H
 
@@ -71,10 +72,11 @@ carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
 carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed);
 carry_status carry_lm_want_gradients(carry_lm *lm); /* allocates and zeroes them */
 
-/* Packs the weights of the layers' products once, for prompts in bf16, if the model was opened for reading on a CPU
-   with instructions for bf16 (ops/product/kept.h). Results have the same bits, except for calls with 9 to 24 tokens.
-   `tokens` is the number of tokens about to be read, in prompts or in calls of five or more sequences. Nothing is
-   packed until enough tokens have been read for packing to pay, or if memory is short. */
+/* Packs the weights of the products of layers and head once, for prompts in bf16, if the model was opened for reading
+   on a CPU with instructions for bf16 (ops/product/kept.h). Results have the same bits, except for calls with 9 to 24
+   tokens. `tokens` is the number of tokens about to be read, in prompts or in calls of five or more sequences. With AMX
+   the first call packs; otherwise the first call by which enough tokens are read for packing to pay. If memory is
+   short, nothing is packed. */
 carry_status carry_lm_pack(carry_lm *lm, carry_dtype dtype, int64_t tokens);
 void carry_lm_unpack(carry_lm *lm);
 
@@ -86,13 +88,14 @@ carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter); /* absent
 void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count);
 
 /* Loads a folder in the format of Hugging Face: config.json, and model.safetensors or the files that
-   model.safetensors.index.json lists, in f32, bf16 or f16. For the folder of a training run it loads the newest
-   complete step (file/checkpoint.h). A file that does not match its checksum is refused. A missing, surplus or wrongly
-   shaped tensor is an error that names it. A tied lm_head is accepted if it equals the embeddings. */
+   model.safetensors.index.json lists, in f32, bf16, f16 or quantised (file/quantised.h); or a .gguf file. For the
+   folder of a training run it loads the newest complete step (file/checkpoint.h). A file that does not match its
+   checksum is refused. A missing, surplus or wrongly shaped tensor is an error that names it. A tied lm_head is
+   accepted if it equals the embeddings. */
 carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
-/* The same for a model that is only read, for generation and evaluation. On the CPU, matrices in bf16 or f16 stay in
-   the mapped file; on a GPU, experts in bf16 or f16 have no f32 masters if those would not fit. There are no gradients.
-   The files must not be changed while the model is open. */
+/* The same for a model that is only read, for generation and evaluation. On the CPU, matrices in bf16, in f16 or in
+   quantised blocks stay in the mapped file (carry_parameters_map); on a GPU, experts in bf16 or f16 have no f32 masters
+   if those would not fit. There are no gradients. The files must not be changed while the model is open. */
 carry_status carry_lm_open(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
 /* Writes the configuration first, then model.safetensors; each file is replaced as a whole. */
 carry_status carry_lm_save(const carry_lm *lm, const char *folder, carry_dtype dtype);
@@ -190,8 +193,9 @@ carry_status carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
    same. */
 carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from);
 
-/* Computes a hash of the configuration and all weights, which identifies a model; it is the same on every device. For a
-   model of carry_lm_open, whose weights do not change, it is computed once. */
+/* Computes a hash of the configuration and all weights, which identifies a model. It is the same on every device,
+   unless one keeps matrices quantised and the other decodes them (carry_parameters_hash). For a model of carry_lm_open,
+   whose weights do not change, it is computed once. */
 carry_status carry_lm_hash(carry_lm *lm, uint64_t *hash);
 
 /* Writes one sequence to a file and reads it back (file/state_file.h). A damaged file, the state of another model, or a

@@ -6,9 +6,9 @@
    The hidden state is that after the model's last norm; for one more guess it is y. The layer has attention, with keys
    and values of all earlier tokens. Embeddings and lm_head are the model's.
 
-   The heads are a carry_lm with one layer, for pooled passes only (carry_lm_args.before). Its entry for token t + 1 is
-   stored at position t + 1. The entry of the first token has a hidden state of zeros; the original has no such entry,
-   which changes guesses slightly and texts not at all. */
+   The heads are a carry_lm with one layer, for pooled passes only (carry_lm_args.before). Its keys and values for token
+   t + 1 are stored at position t + 1. Those of the first token are computed from a hidden state of zeros; the original
+   leaves them out. This changes guesses slightly; guesses do not decide the text (engine/draft.h). */
 #ifndef CARRY_MODEL_LM_HEADS_H
 #define CARRY_MODEL_LM_HEADS_H
 

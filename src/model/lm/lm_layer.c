@@ -82,10 +82,10 @@ carry_status carry_lm_project_all(const carry_lm_call *call, const int *slots, c
     return CARRY_OK;
 }
 
-/* The rows [*first, *first + *count) of a layer's output that are read. These are all rows, except in the last layer of
-   a prompt if only the last logits are wanted, or none, and for multi-token heads that only read tokens. For the last
-   logits READ_ROWS rows are computed instead of one: their results have the same bits as in a product of all rows,
-   which those of a single row would not. */
+/* Finds the rows [*first, *first + *count) of a layer's output that are needed. These are all rows, with two
+   exceptions. Multi-token heads without results need none. In a forward-only pass over one sequence on the CPU, with
+   last_logits and without labels, the last layer needs only the last READ_ROWS rows, or none if logits are absent. One
+   row would do, but a product of a single row would have other bits than a product of all rows. */
 #define READ_ROWS 64
 
 static void rows_read(const carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, int64_t *first,

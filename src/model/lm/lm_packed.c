@@ -6,7 +6,7 @@
 
    Packing 1 GB took 1.1 s on one core, mostly because the system clears the memory, and saves 0.1 s for every 512
    tokens: it pays from PAYS_FROM tokens on. With AMX, whose products take a quarter of the time, packing takes an
-   eighth of the time of a prompt: there it is done at once, when the model is opened to generate. */
+   eighth of the time of a prompt: it is then done at once, when the model is opened to generate. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -256,8 +256,8 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
     return CARRY_OK;
 }
 
-/* Makes an input of a call available on the model's device. It was checked before; it is uploaded unless the device is
-   the CPU. */
+/* Makes an input of a call, which was checked before, available on the model's device: uploads it unless it is already
+   on that device. */
 static carry_status bring(const carry_lm_pass *pass, carry_tensor *here, carry_tensor from, int64_t count) {
     const carry_tensor flat = carry_reshape_1d(from, count);
     if (pass->lm->own.device == from.device || from.data == NULL) {

@@ -44,7 +44,7 @@ struct carry_lm_pass {
     size_t memory;
     char about[2048];       /* one line for each kind of part: its plan */
     unsigned char *structs; /* storage of the parts' structs of activations and gradients */
-    /* The fields below are set for each call, in its memory. */
+    /* The tensors below are set for each call, in its memory; shares and the arrays layer and h are set once. */
     bool shares;          /* all layers use the same memory: without backward, or if backward recomputes them */
     carry_lm_rows *layer; /* [num_hidden_layers] */
     carry_tensor *h;      /* the input of each layer and the output of the last; without backward all are the same
@@ -98,8 +98,8 @@ struct carry_lm_state {
 void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena);
 /* Takes a tensor with one row for each token of the pass. */
 carry_tensor carry_lm_take(const carry_lm_pass *pass, carry_arena *arena, carry_dtype dtype, int64_t width);
-/* Takes several of them, of width[i] columns (0: absent): if `joined`, as columns of one array, else as separate
-   arrays. */
+/* Takes `count` tensors with one row for each token and width[i] columns (0: absent). If `joined`, they are columns of
+   one array, else separate arrays. */
 void carry_lm_take_columns(const carry_lm_pass *pass, carry_arena *arena, bool joined, int count, const int64_t *width,
                            carry_tensor *const *to);
 
@@ -138,8 +138,8 @@ carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int 
 /* The padding zeros: rows of the weights as products use them, or of the gradients. */
 carry_tensor carry_lm_rest(const carry_lm_call *call, bool gradient);
 /* With an adapter (adapter.h): y += scale B A x for a slot, after its product; and backward: adds to dx and to the
-   gradients of A and B. They do nothing if the slot is not a target. The functions above and below call them; other
-   code calls them after its own products. */
+   gradients of A and B. They do nothing if the slot is not a target. carry_lm_project and carry_lm_project_all, their
+   backward functions, and carry_lm_project_out call them; other code calls them after its own products. */
 carry_status carry_lm_adapt(const carry_lm_call *call, int slot, carry_tensor y, carry_tensor x);
 carry_status carry_lm_adapt_backward(const carry_lm_call *call, int slot, carry_tensor dx, carry_tensor dy,
                                      carry_tensor x);
@@ -157,8 +157,9 @@ carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_ten
 /* y = factor x; x and y may be the same. Does nothing if the factor is absent. */
 carry_status carry_lm_scale(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor factor);
 
-/* 1 + w for the norms of a pooled pass, each computed once, since the model's weights do not change while such a pass
-   is open. carry_lm_factor returns the one of w and computes it at the first call. */
+/* factors: memory for 1 + w of all norms of a pooled pass, each computed once, since the model's weights do not change
+   while such a pass is open. carry_lm_factor returns 1 + w. In a pooled pass it computes it at the first call for w, in
+   other passes at every call. */
 carry_status carry_lm_factors_new(carry_lm_pass *pass);
 void carry_lm_factors_free(carry_lm_pass *pass);
 carry_status carry_lm_factor(carry_lm_pass *pass, carry_tensor w, carry_tensor *factor);
@@ -168,12 +169,12 @@ carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, 
 carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_tensor dw, carry_tensor dy,
                                     carry_tensor x, carry_tensor w, bool accumulate);
 
-/* For calls with a state: reserve makes space in the caches for the call's tokens before it; advance counts them as
-   read after it. */
+/* For calls with a state. reserve, before a call, makes space in the caches for its tokens; advance, after it, counts
+   them as read. */
 carry_status carry_lm_state_reserve(carry_lm_state *state, int64_t tokens, carry_dtype dtype);
 void carry_lm_state_advance(carry_lm_state *state, int64_t tokens);
-/* Records the ids of those tokens, [batch, tokens] in host memory. A state that does not have all of its ids cannot be
-   saved. */
+/* Records the ids of the call's tokens, [batch, tokens] in host memory. A state that does not have all of its ids
+   cannot be saved. */
 void carry_lm_state_tell(carry_lm_state *state, const int64_t *ids, int64_t tokens);
 /* Makes the caches of a model with attention large enough for `tokens` of every sequence, in this type. */
 carry_status carry_lm_state_fit(carry_lm_state *state, int64_t tokens, carry_dtype dtype);

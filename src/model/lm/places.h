@@ -6,10 +6,10 @@
    the steps are one group of `steps` sequences of one token, and every piece is a group of one sequence, or all pieces
    are one group of packed sequences (carry_lm_group_pack).
 
-   Several steps may be consecutive tokens of one text, the later ones being guesses. Each has its own slot, so that the
-   state after every token is kept. Such steps are ordered in waves: wave 0 has the first token of every text, wave 1
-   the second token of each text that has one, and so on. Entry i of a wave continues from the slot of entry i of the
-   wave before. Each wave is a group. */
+   Several steps may be consecutive tokens of one text, the later ones being guesses (draft tokens, engine/draft.h).
+   Each has its own slot, so that the state after every token is kept. Such steps are ordered in waves: wave 0 has the
+   first token of every text, wave 1 the second token of each text that has one, and so on. Entry i of a wave continues
+   from the slot of entry i of the wave before. Each wave is a group. */
 #ifndef CARRY_MODEL_LM_PLACES_H
 #define CARRY_MODEL_LM_PLACES_H
 
@@ -54,8 +54,8 @@ typedef struct carry_lm_group {
 /* Gets group `index` of a call; false past the last. A call without places is one group. */
 bool carry_lm_group_at(const carry_lm_pass *pass, const carry_lm_args *args, int64_t index, carry_lm_group *group);
 
-/* If `group` is the first of several pieces and the call has borders, makes it one group of all pieces, which is the
-   last of the call, and returns true. */
+/* If `group` is the first of several pieces and the call has borders, extends it to all remaining pieces and returns
+   true. It is then the last group of the call. */
 bool carry_lm_group_pack(const carry_lm_args *args, carry_lm_group *group);
 
 /* A view of a group's rows as [batch, tokens, ...]. `rows` is [tokens of the pass, width]; `shape` has the `rank` sizes

@@ -1,10 +1,11 @@
 /* The encoder of UMT5, which turns prompts into the conditioning of a video transformer. It reads folders in the layout
    of transformers (config.json with model_type umt5, model.safetensors or its shards; a decoder's weights are ignored).
 
-       x = embed(ids);  per layer  x += Wo attention(norm x),  x += Wo (gelu(Wi0 norm x) * Wi1 norm x);  norm x
+       x = embed(ids);  per layer  x += o attention(norm x),  x += wo (gelu(wi_0 norm x) * wi_1 norm x);  norm x
 
-   Norms divide by the root mean square. Scores are not scaled; a bias is added to the score of query t and key j, which
-   each layer has for every head and every bucket of the distance j - t. */
+   o, wi_0, wi_1 and wo are matrices, named as in the files. Norms divide by the root mean square. Scores are not
+   scaled. A learned bias is added to the score of query t and key j; each layer has one for every head and every bucket
+   of the distance j - t. */
 #ifndef CARRY_MODEL_TEXT_UMT5_H
 #define CARRY_MODEL_TEXT_UMT5_H
 

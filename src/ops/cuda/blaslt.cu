@@ -1,9 +1,10 @@
-/* Large products through cuBLASLt, which is opened at run time: on a machine without it only these are missing.
+/* Large products through cuBLASLt, which is opened at run time. On a machine without it, products use matmul.cu.
 
-   A context keeps one handle per device, the plans of the last shapes (descriptors and the algorithm that cuBLASLt's
-   heuristics rank first), and one workspace per stream, so that products in two streams never share one. After the
-   first product of a shape on a stream nothing is allocated. The workspace of a stream that has ended is given to
-   the next new stream: without a workspace another algorithm would be chosen, and a product would have other bits.
+   A context keeps one handle per device, the last PLANS plans (descriptors and the chosen algorithm for a shape), and
+   one workspace per stream, for up to STREAMS streams, so that products in two streams never share a workspace.
+   Products in further streams use algorithms without a workspace, and may differ in the last bits; so that this is
+   rare, a new stream gets the workspace of a destroyed stream of the same GPU. If the plan and the workspace exist, a
+   product allocates nothing.
 
    cuBLASLt is column-major, so it is asked for c^T = b^T a^T, and no array has to be transposed. */
 #include <cublasLt.h>
@@ -244,10 +245,10 @@ static const int RESULTS = 8;     /* results to request from the heuristics */
 static const uint32_t SHARED = 4; /* value of a kernel's custom option: its two groups of warps share a tile */
 static const int64_t SHORT = 384; /* a sum is short up to this many terms per byte moved for an element of c */
 
-/* Takes the heuristics' first result. For short sums, takes the first kernel whose two groups of warps have separate
-   tiles: one group writes its tile while the other multiplies. On an H200 with cuBLASLt 13.0 the first result is 10
-   to 20 % slower there (docs/results/operators-gpu.md). A fixed rule instead of a measurement, so that a shape
-   always gives the same bits. */
+/* Takes the heuristics' first result; for short sums of 16-bit products, the first result whose two groups of warps
+   have separate tiles, if there is one: one group writes its tile while the other multiplies. On an H200 with
+   cuBLASLt 13.0, the heuristics' first result is 10 to 20 % slower for such sums (docs/results/operators-gpu.md). The
+   choice is a fixed rule and not a measurement, so that a shape always gives the same bits. */
 static int best_of(const blaslt *lt, const cublasLtMatmulHeuristicResult_t *result, int results,
                    const carry_device_product *p) {
     const int64_t moved = (p->c_type == CARRY_F32 ? 4 : 2) * (p->accumulate ? 2 : 1);

@@ -1,8 +1,8 @@
-/* The tile of c for a product on a Hopper GPU: the one that wastes least work in the last round of tiles over the
-   multiprocessors. cuBLASLt's heuristics lose up to 9 %: 2160 x 5120 in tiles of 240 x 128 takes 360 tiles, three
-   rounds of 132 of which the last is 73 % full; in tiles of 168 x 256 it takes 260, two rounds, the last 98 % full.
-   Measured: 176 and 162 us (docs/attempts/stream-gpu.md). Tiles are counted and not timed, so that a shape always
-   gives the same bits. */
+/* The tile of c for a product on a Hopper GPU: the one with which the busiest multiprocessor computes the fewest
+   elements. cuBLASLt's heuristics lose up to 9 %: 2160 x 5120 in tiles of 240 x 128 takes 360 tiles, three rounds of
+   132 of which the last is 73 % full; in tiles of 168 x 256 it takes 260, two rounds, the last 97 % full. Measured: 176
+   and 162 us (docs/attempts/stream-gpu.md). Tiles are counted and not timed, so that a shape always gives the same
+   bits. */
 #ifndef CARRY_OPS_BLASLT_TILES_CUH
 #define CARRY_OPS_BLASLT_TILES_CUH
 
@@ -25,7 +25,8 @@ static const product_tile product_tiles[] = {
     TILE(128, 216), TILE(128, 224), TILE(128, 232), TILE(128, 240), TILE(128, 248), TILE(128, 256)};
 #undef TILE
 
-/* The number of elements that one of `units` multiprocessors computes. wide, high: tiles of a cluster along n and m. */
+/* The number of elements that the busiest of `units` multiprocessors computes. wide, high: tiles of a cluster along n
+   and m. */
 static int64_t tile_cost(const product_tile *tile, const carry_device_product *p, int64_t units, int64_t wide,
                          int64_t high) {
     const int64_t across = ((p->n + tile->n - 1) / tile->n + wide - 1) / wide * wide;

@@ -1,9 +1,9 @@
 /* Causal depthwise convolution along tokens on NVIDIA GPUs, and its gradient, for any width and number of channels;
    conv_wide.cu has the usual ones.
 
-   A thread has one channel, so that neighbouring threads read neighbouring elements, and walks over a block of
-   tokens. The inputs of a token are a window in registers that moves with the token; backward, so is ds
-   (conv_backward.c). dw is summed per block of tokens into the workspace, whose rows are then added in order. */
+   A thread has one channel, so that neighbouring threads read neighbouring elements, and walks over a block of tokens.
+   The inputs of a token are a window in registers that moves with the token. The backward pass also has such a window
+   of ds (conv_backward.c). dw is summed per block of tokens into the workspace, whose rows are then added in order. */
 #include "ops/cuda/conv.cuh"
 
 constexpr int CHANNELS = 128; /* channels and threads of a block */

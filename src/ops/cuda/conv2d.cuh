@@ -6,8 +6,8 @@
 
 constexpr int CONV2D_INPUTS = 3;
 
-/* The windows of a form: their side, the step from one to the next, the start of the first, and the number of sets
-   of weights (for a doubled picture, one for each of the four positions of an output pixel). */
+/* The windows of a convolution: side length, stride, the first window's start in the zero-padded picture, and the
+   number of sets of weights (for a doubled picture, one for each of the four positions of an output pixel). */
 struct conv2d_window {
     int side, step, start, phases;
 };

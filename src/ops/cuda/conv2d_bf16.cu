@@ -1,7 +1,7 @@
 /* Convolutions of bf16 pictures on the tensor cores of NVIDIA GPUs, as one product: rows are output pixels, columns
    output channels, and the sum goes over inputs, pixels of a window and channels. No matrix of windows is built: a
    tile of 128 pixels by 32 channels of one pixel of the window is copied into shared memory directly from the
-   picture, whose frame of zeros is the padding. Three tiles are in flight at once.
+   picture, whose frame of zeros is the padding. Two tiles are being copied while a third is multiplied.
 
    A block of 8 warps computes 128 pixels by COLUMNS channels, a warp 32 by COLUMNS / 2. */
 #include "ops/cuda/conv2d.cuh"
@@ -62,8 +62,8 @@ struct walk {
 
 template <int COLUMNS, bool BY_16> struct tiles { uint16_t a[STAGES][PIXELS * DEPTH], b[STAGES][COLUMNS * DEPTH]; };
 
-/* Loads this thread's pieces of a tile: one of the PIECES of a row, in every 64th row. origin: the pixels whose
-   windows they belong to; negative past the last pixel. */
+/* Loads this thread's pieces of a tile: in every 64th row, one of the row's PIECES. origin: for each of these rows, the
+   input pixel at which the window of its output pixel starts; negative past the last pixel. */
 template <int COLUMNS, bool BY_16>
 static __device__ __forceinline__ void load_tile(uint16_t *a, uint16_t *b, const conv2d_job &job, const walk &at,
                                                  const uint16_t *w, int first, const int (&origin)[2]) {

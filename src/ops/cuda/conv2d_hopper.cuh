@@ -1,14 +1,17 @@
 /* Convolutions of bf16 pictures with instructions of Hopper GPUs.
 
-   A block computes a patch of output pixels, 16 wide and 8 or 16 high, by COLUMNS output channels. One thread issues
-   the copies of the copy engine. For an input, a column of the window and some of the channels, it copies the patch
-   of the picture shifted by that column, with the rows above and below that the window covers; and for each row of
-   the window, its weights. Two warpgroups multiply, half of the patch each, from shared memory, and keep their sums
-   in registers; there, a row of the window is a shift by 16 pixels. So a picture is copied three times instead of
-   nine. Its frame of zeros is the padding; pixels of a patch outside the frame are read as zeros and not written.
+   A thread block computes a patch of output pixels, 16 wide and 8 or 16 high, for COLUMNS output channels. One thread
+   issues copies by the tensor copy engine. Two warpgroups multiply, half of the patch each, from shared memory, and
+   keep their sums in registers.
 
-   Channels come in bands of 64 or 32 (rows of 128 or 64 bytes in shared memory, swizzled by the copy engine), BANDS
-   bands at a time. */
+   For each input, column of the window and group of channels, the copies are one of input pixels and one of weights for
+   each row of the window. The input pixels are those of the patch shifted by the column of the window, with the further
+   rows that the window covers. In shared memory, the next row of the window is then an offset of 16 pixels, so for a
+   3 x 3 window a picture is copied three times instead of nine. The picture's frame of zeros is the padding. A patch
+   may extend beyond the frame: pixels there are read as zeros, and their results are not written.
+
+   Channels are in bands of 64 or 32 (rows of 128 or 64 bytes in shared memory, swizzled by the copy engine); a group of
+   channels is BANDS bands. */
 #ifndef CARRY_OPS_CONV2D_HOPPER_CUH
 #define CARRY_OPS_CONV2D_HOPPER_CUH
 

@@ -1,9 +1,10 @@
-/* The convolution of pieces of several sequences on NVIDIA GPUs (ops/pool.h): one launch for all maps of all pieces,
-   and one that stores their tails. Sums are those of conv_wide.cu.
+/* The convolution of pieces of several sequences on NVIDIA GPUs (ops/pool.h): for up to TOGETHER pieces, one launch
+   computes all convolutions of a layer (maps), and a second launch stores the last inputs of each piece (tails). Sums
+   are computed in the same order as in conv_wide.cu.
 
-   A thread has 4 channels, the elements of one access, and walks over up to EACH tokens of a piece. The three inputs
-   before a token are in registers, and the inputs of AHEAD tokens are loaded at once. Fewer than four taps are put at
-   the end of four, and the others are zero. */
+   A thread handles 4 channels, which it loads with one instruction, and up to EACH tokens of a piece. The three inputs
+   before a token are in registers, and the inputs of AHEAD tokens are loaded at once. A filter with fewer than four
+   taps is padded with zeros in front. */
 #include "ops/cuda/nn.cuh"
 #include "ops/cuda/wide.cuh"
 
@@ -36,7 +37,8 @@ template <typename T> struct pieces_job {
     piece list[TOGETHER];
 };
 
-/* The map of a vector of channels; *vector becomes its index in the map. False past the last map. */
+/* Returns the index of the map with this vector of channels, or job.maps past the last one. *vector becomes its index
+   in the map. */
 template <typename T> static __device__ __forceinline__ int map_of(const pieces_job<T> &job, unsigned *vector) {
     int which = 0;
     while (which < job.maps && *vector >= job.map[which].vectors) {
@@ -134,8 +136,8 @@ __global__ void __launch_bounds__(LANES) conv_pieces_kernel(const __grid_constan
     }
 }
 
-/* Stores the inputs that a token after the piece would see, in ascending order, since they may come from the tail.
-   blockIdx.y: the piece. */
+/* Stores the inputs that a token after the piece would see. They are moved in ascending order, since the earliest may
+   be in the old tail, whose rows are overwritten in that order. blockIdx.y: the piece. */
 template <typename T>
 __global__ void __launch_bounds__(LANES) keep_pieces_kernel(const __grid_constant__ pieces_job<T> job) {
     unsigned vector = blockIdx.x * LANES + threadIdx.x;

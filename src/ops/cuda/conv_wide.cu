@@ -1,12 +1,12 @@
 /* The convolution of conv.cu for widths up to 4 and channels in whole vectors, at the speed of memory.
 
-   A thread has 4 channels, the elements of one access, and walks over a piece of a sequence's tokens. The three
-   inputs before a token are in registers; the inputs of the next AHEAD tokens are in flight while the current ones
-   are processed. Fewer than four taps are put at the end of four, and the others are zero.
+   A thread has 4 channels, the elements of one access, and walks over a piece of a sequence's tokens. The three inputs
+   before a token are in registers; the inputs of the next AHEAD tokens are in flight while the current ones are
+   processed. Filters with fewer than four taps are padded with zeros in front.
 
-   Backward, the gradient ds of a token's sum is added to three unfinished dx at once, and the oldest is then
-   finished. A piece computes the ds of the three tokens after it again. dw is summed in registers over the piece,
-   then over the pieces of a block in order, into a row of the workspace. */
+   Backward, the gradient ds of the sum of token t is added to dx of tokens t - 3 to t, which finishes that of t - 3. So
+   a piece also computes the ds of the three tokens after it. dw is summed in registers over the piece, then over the
+   pieces of a block in order, into a row of the workspace. */
 #include "ops/cuda/conv.cuh"
 #include "ops/cuda/wide.cuh"
 
@@ -189,8 +189,8 @@ static __device__ __forceinline__ void put(const conv_of<T> &a, int b, int s, in
     }
 }
 
-/* Writes dx of the three tokens before t, which is finished since t begins a sequence. Only tokens from `from` on
-   and below `last` belong to this piece. */
+/* Writes dx of the three tokens before t. They are final, since t begins a new sequence. Only tokens from `from` on and
+   below `last` belong to this piece. */
 template <typename T, int V>
 static __device__ __forceinline__ void finish(const conv_of<T> &a, float (&open)[PAST][V], int b, int t, int64_t c,
                                               int from, int last) {
@@ -203,8 +203,9 @@ static __device__ __forceinline__ void finish(const conv_of<T> &a, float (&open)
     clear<V>(open);
 }
 
-/* One token backward. dx is that of the token PAST before it, which is now finished. open[i] is the unfinished dx of
-   token t - PAST + i. counts: the token contributes to dw. */
+/* The backward pass of one token t. Adds its contribution to the dx of tokens t - PAST to t. `dx` receives that of
+   token t - PAST, which this step finishes. On entry, open[i] is the unfinished dx of token t - PAST + i, and on return
+   that of token t - PAST + i + 1. counts: the token contributes to dw; exists: it is not past the last token. */
 template <typename T, int ACTIVATION, int V>
 static __device__ __forceinline__ void step_back(const conv_of<T> &a, float (&dx)[V], float (&sum)[V][TAPS],
                                                  const packed<T, V> &x_from, const packed<T, V> &d_from,
@@ -335,8 +336,8 @@ constexpr int V = 4;
 /* Tokens of a piece, least and most; and blocks that are enough, 2.5 per multiprocessor. */
 constexpr int LEAST = 32, MOST = 128, ENOUGH = 330;
 
-/* A piece computes three tokens of its neighbour again, so pieces are as long as possible while there are enough of
-   them. */
+/* Backward, a piece also computes three tokens of the next piece, so pieces are as long as possible while there are
+   enough of them. */
 static int64_t piece_of(const carry_tensor &x) {
     int64_t each = MOST;
     while (each > LEAST && x.shape[0] * ((x.shape[1] + each - 1) / each) * (x.shape[2] / V) < ENOUGH * FORWARD) {

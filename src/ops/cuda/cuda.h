@@ -1,5 +1,5 @@
-/* The CUDA entries of the operator table, each in the file of its name, and declarations that those files share. A C
-   header. */
+/* The CUDA entries of the operator table, defined in the files of this folder, and declarations that those files share.
+   A C header. */
 #ifndef CARRY_OPS_CUDA_H
 #define CARRY_OPS_CUDA_H
 

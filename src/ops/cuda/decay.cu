@@ -1,6 +1,6 @@
-/* Decays of KDA on NVIDIA GPUs. Forward and da: one thread per element. Gradients of A_log and dt_bias: a block has
-   the columns of one head, and a thread adds every THREADS-th of them over all tokens, in double and in a fixed
-   order. */
+/* Decays of KDA on NVIDIA GPUs. Forward: one thread per element. Backward: a block has the columns of one head, and a
+   thread takes every THREADS-th of these columns through all tokens: it writes da and adds up the gradients of A_log
+   and dt_bias, in double and in a fixed order. */
 #include <math.h>
 
 extern "C" {

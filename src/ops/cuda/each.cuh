@@ -1,6 +1,6 @@
 /* Applies a function object to each element of tensors of one type and count: 16 or 32 bytes of each operand at a
-   time if all are aligned, else one element. A thread reads an element of all operands before it writes one, so that
-   results may overwrite operands. */
+   time if all are aligned, else one element. A thread reads an element of all operands before it writes that
+   element, so that results may overwrite operands. */
 #ifndef CARRY_OPS_EACH_CUH
 #define CARRY_OPS_EACH_CUH
 

@@ -1,11 +1,11 @@
-/* Rows of a table by number on NVIDIA GPUs, and back.
+/* Embedding on NVIDIA GPUs: gathers rows of a table by token id, and adds up their gradients.
 
-   Backward, a block has the rows whose number has the same last eight bits as its own, so that frequent neighbours
-   are spread, and LANES vectors of columns. It goes through all ids and lists the tokens of its rows, in order. A
-   warp takes every eighth of those rows, one after the other, and adds the listed gradients in that order, with the
-   sum in registers: the sums have the same bits as those of embed.c. Gradients of AHEAD tokens are loaded before
-   they are added, so that the loads of a very frequent token overlap. When the list is full it is processed, and
-   later sums continue from the values in the table. */
+   In the backward pass, a block handles 32 vectors of columns of every 256th row: the rows whose ids end in the eight
+   bits of blockIdx.x. Neighbouring rows, which may all be frequent tokens, then belong to different blocks. The block
+   goes through all ids and lists the tokens of its rows, in order. A warp takes every eighth of those rows, one after
+   the other, and adds the listed gradients in that order, with the sum in registers: the sums have the same bits as
+   those of embed.c. Gradients of AHEAD tokens are loaded before they are added, so that the loads of a very frequent
+   token overlap. When the list is full it is processed, and later sums continue from the values in the table. */
 #include <math.h>
 
 #include "ops/cuda/quantised_linear.cuh"
@@ -91,8 +91,8 @@ static __device__ __forceinline__ int list_ids(entry *list, int listed, int *cou
     return all;
 }
 
-/* Adds the gradients of all tokens of one row, from entry `begin` on, which is the first of them. Marks them as done
-   in a bit per entry, which no other warp sees. The whole warp calls this. */
+/* Adds the gradients of all listed tokens of one row; `begin` is the first entry of the row. Sets a bit in `done`, this
+   warp's own bitmap of the list, for each of these entries. The whole warp calls this. */
 template <typename T, int V>
 static __device__ __forceinline__ void add_row(const entry *list, unsigned *done, int begin, int listed, int row,
                                                float *to, bool there, const typename T::stored *dy, int64_t n) {

@@ -69,7 +69,7 @@ __device__ __forceinline__ void scores_of(const route_args<T> &a, int64_t token,
 }
 
 /* Returns the first of the largest free scores, or some free one if there is a NaN. All lanes find the same one,
-   since the comparison of two does not depend on their order. */
+   since the comparison of two scores selects the same one in either order. */
 __device__ __forceinline__ int take_largest(const float *score, unsigned char *taken, int count, int lane) {
     int best = -1;
     for (int i = lane; i < count; i += 32) {
@@ -91,7 +91,8 @@ __device__ __forceinline__ int take_largest(const float *score, unsigned char *t
     return best;
 }
 
-/* Marks the experts of dropped groups as taken. The sums of groups are stored in p, which is restored. */
+/* Marks the experts of dropped groups as taken. The sums of groups overwrite p, which the caller computes
+   again. */
 template <typename T>
 __device__ __forceinline__ void drop_groups(const route_args<T> &a, const route_room &r, int lane) {
     const int groups = (int)a.router.groups, each = a.experts / groups;
@@ -109,8 +110,8 @@ __device__ __forceinline__ void drop_groups(const route_args<T> &a, const route_
     for (int i = 0; i < (int)a.router.kept_groups; i++) {
         (void)take_largest(sums, r.taken, groups, lane);
     }
-    /* From the last expert down: the marks of groups use the same memory as those of the first experts, and e / each
-       <= e. */
+    /* Runs from the last expert down, since `taken` of the groups and of the experts are the same memory: e / each <=
+       e, so the flag of a group is read before it is overwritten. */
     for (int e = (a.experts - 1) / 32 * 32 + lane; e >= 0; e -= 32) {
         const bool dropped = e < a.experts && !r.taken[e / each];
         __syncwarp();

@@ -106,8 +106,8 @@ carry_status run_pairs(carry_ctx *ctx, const carry_tensor &y, const carry_tensor
     return launched(ctx, at, "rows of experts cannot be launched");
 }
 
-/* A warp has a row. If ds is NULL: y = base + sigmoid(s) x. Otherwise y is dx, base is absent, and x2 is the forward
-   x. */
+/* A warp has a row. If ds is NULL: y = base + sigmoid(s) x. Otherwise y is dx, x is dy, x2 is the forward x, and base
+   is absent. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) gate_kernel(row_of<T> y, row_of<T> base, row_of<T> x, row_of<T> x2,
                                                        row_of<T> s, row_of<T> ds, int64_t rows, int64_t n) {

@@ -1,8 +1,8 @@
-/* Fused passes over rows between the products of a transformer, each of which would otherwise be several: a gated
-   sum with the norm that follows it, and the norm of queries and keys with their positions. They are bound by
-   memory: a block has a row, and a thread 16 elements of it in registers. This covers bf16 and rows of whole
-   vectors; otherwise the separate operators are used, and a plain kernel for queries and keys. Products with bias
-   and GELU go through cuBLASLt. */
+/* Kernels that fuse passes over rows between the products of a transformer: a gated sum with the layer norm that
+   follows it, and the RMS norm of queries and keys with rotary positions. They are bound by memory: a block has a row,
+   and a thread 16 elements of it in registers. They are for bf16 and rows of whole vectors. In other cases the gated
+   sum and its norm run as separate operators, and a plain kernel does queries and keys. Products with bias and GELU go
+   through cuBLASLt. */
 #include <limits.h>
 #include <math.h>
 

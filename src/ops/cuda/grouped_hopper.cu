@@ -61,8 +61,8 @@ __device__ __forceinline__ void bring(const grouped_maps &m, const place_of_tile
     }
 }
 
-/* Zeroes the rows of a panel that belong to the next expert: a warpgroup those of its band of a, and both warpgroups
-   those of b, since zero times NaN would be NaN. */
+/* Zeroes the rows of a band of a panel that belong to the next expert. Each warpgroup calls this for its own bands of a
+   and of b: zeroing a alone is not enough, since zero times NaN is NaN. */
 __device__ __forceinline__ void zero_rest(unsigned char *shared, uint32_t stages, uint32_t band, int rows, int group) {
     unsigned char *at = shared + (band - stages);
     for (int i = rows * 8 + (int)threadIdx.x % 128; i < PANEL * 8; i += 128) {

@@ -79,7 +79,8 @@ static __device__ __forceinline__ void backward_row(const layer_args<T> &a, int6
     }
 }
 
-/* A block has a long row. The thread of a column adds its sums directly in the workspace. */
+/* A thread block processes long rows one after the other. Each thread adds dw and db of its columns directly to the
+   thread block's row of the workspace. */
 template <typename T> __global__ void __launch_bounds__(THREADS) layer_backward_kernel(layer_args<T> a) {
     __shared__ float parts[WARPS];
     float *sums = a.partial != NULL ? a.partial + blockIdx.x * 2 * a.n : NULL;

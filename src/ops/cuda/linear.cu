@@ -1,6 +1,6 @@
 /* Linear layers on NVIDIA GPUs: through cuBLASLt or the tensor cores (matmul.cu) if activations and weights have one
-   type. f32 weights with 16-bit activations use a plain kernel that widens both, which is correct but slow; keep a
-   copy of the weights in the activations' type. */
+   type. f32 weights with 16-bit activations use a plain kernel that widens both, which is correct but slow; callers
+   should keep a copy of the weights in the activations' type. Quantised weights: quantised.cu. */
 #include "ops/cuda/linear.cuh"
 #include "ops/cuda/quantised_linear.cuh"
 

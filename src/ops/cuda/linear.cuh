@@ -12,7 +12,7 @@ struct matrix {
 };
 
 /* c = a b, m x n over k, or added to c. Results are rounded to c's type once; c has packed rows of n elements. Uses
-   the operator table's product if a and b have one type and c is f32 or of that type, else a plain kernel in f32. */
+   carry_cuda_product if a and b have one type and c is f32 or of that type, else a plain kernel in f32. */
 carry_status multiply(carry_ctx *ctx, int device, void *c, carry_dtype c_type, int64_t m, int64_t n, int64_t k,
                       matrix a, matrix b, bool accumulate);
 /* The same for a c whose row stride may exceed n, with base added unless it is NULL. base is c itself, or a matrix

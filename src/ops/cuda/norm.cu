@@ -1,9 +1,10 @@
 /* Root-mean-square norm on NVIDIA GPUs, with a weight and a gate, as a whole or in two steps for rows that are split
-   over ranks; norm_wide.cu and norm_block.cu handle rows of whole vectors.
+   over ranks; norm_wide.cu and norm_block.cu handle rows of whole vectors, up to 4096 elements.
 
-   A warp has a row, or a block if the row is long. Forward, a row is read twice, the second time from a cache.
-   Backward, a block walks over a block of tokens as norm.c does: each warp sums dw of its rows in order, warps are
-   added in order into a row of the workspace, and the rows of the workspace in order into dw. */
+   A warp processes a row of up to WARP_ROW elements, a thread block a longer one. Forward in one step, a row is read
+   twice, the second time from a cache. Backward, each thread block takes a.block consecutive rows and writes their dw
+   to one row of the workspace: the warps sum dw of their rows in registers and are added in order; for long rows, each
+   thread adds dw of its columns directly to the workspace. The rows of the workspace are then added in order to dw. */
 #include "ops/cuda/norm.cuh"
 
 extern "C" {
@@ -86,7 +87,8 @@ static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64
     }
 }
 
-/* A block has a long row. The thread of a column adds its dw directly in the workspace. */
+/* A thread block processes long rows one after the other. Each thread adds dw of its columns directly to the thread
+   block's row of the workspace. */
 template <typename T> __global__ void __launch_bounds__(THREADS) norm_backward_kernel(norm_args<T> a) {
     __shared__ float parts[WARPS];
     float *dw = a.partial != NULL ? a.partial + blockIdx.x * a.n : NULL;

@@ -1,4 +1,4 @@
-/* Shared by the two implementations of the root-mean-square norm on NVIDIA GPUs: their arguments. */
+/* Shared by the implementations of the root-mean-square norm on NVIDIA GPUs: their arguments. */
 #ifndef CARRY_OPS_NORM_CUH
 #define CARRY_OPS_NORM_CUH
 
@@ -33,9 +33,10 @@ template <typename T> static void gate_of(norm_args<T> &a, const carry_tensor &z
     a.dz_row = dz.rank == 3 ? dz.stride[0] : a.n;
 }
 
-/* norm_wide.cu: rows of whole vectors, up to WARP_ROW elements. norm_block.cu: longer rows, without a gate. Return
-   false, and do nothing, for others. *blocks: on entry the rows of the workspace that may be written, on return those
-   that were. */
+/* For rows of whole vectors, aligned to 16 bytes. norm_wide.cu: up to WARP_ROW elements. norm_block.cu: more, up to
+   4096 elements, without a gate. All return false, and do nothing, for other rows and if `sums` is present;
+   norm_wide_backward also returns false for a gate with accumulate. *blocks: on entry the number of rows of the
+   workspace that may be written, on return the number that were. */
 template <typename T> bool norm_wide(const norm_args<T> &a, cudaStream_t stream);
 template <typename T> bool norm_wide_backward(const norm_args<T> &a, int64_t *blocks, cudaStream_t stream);
 template <typename T> bool norm_block(const norm_args<T> &a, cudaStream_t stream);

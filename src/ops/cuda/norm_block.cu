@@ -1,6 +1,7 @@
-/* The root-mean-square norm of norm.cu for rows of whole vectors that are too long for a warp (norm_wide.cu), up to
-   4096 elements: a block has a row, and each thread one vector of 8 elements. Blocks walk the rows; the next row is
-   loaded while the sums of one are added. Backward, dw of a block's rows is summed in registers. */
+/* The root-mean-square norm of norm.cu, without a gate, for rows of whole vectors that are too long for a warp
+   (norm_wide.cu), up to 4096 elements: a block has a row, and each thread one vector of 8 elements. Blocks walk the
+   rows; the next row is loaded while the sums of one are added. Backward, dw is summed in registers over a block's
+   rows. */
 #include "ops/cuda/norm.cuh"
 #include "ops/cuda/wide.cuh"
 

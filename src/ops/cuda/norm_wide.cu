@@ -2,7 +2,7 @@
 
    GROUP threads, a warp or a part of one, have a row: VECS vectors of 8 elements each, which are read once into
    registers. Rows are distributed over the whole grid. Backward, dw of a group's rows is summed in registers, then
-   over the groups of a block in order, into a row of the workspace. Weights are in shared memory, since the
+   over the groups of a block in order, into a row of the workspace; weights are then in shared memory, since the
    registers hold a row of x and of dy and the sums. */
 #include "ops/cuda/norm.cuh"
 #include "ops/cuda/wide.cuh"
@@ -101,8 +101,8 @@ static __device__ __forceinline__ void read_weights(float (&w)[ONCE], const floa
     w[7] = high.w;
 }
 
-/* One row backward: dx and dz are written, dw is added to. With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z):
-   dx = s g - s^3 mean(g x) x. */
+/* One row backward: dx is written or, with `accumulate`, added to; dz is written; dw is added to. With
+   s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z): dx = s g - s^3 mean(g x) x. */
 template <typename T, int GROUP, int VECS, bool GATED>
 static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64_t row, bool there,
                                                     const float *weights, float (&dw)[VECS][ONCE]) {
@@ -262,8 +262,8 @@ template <typename T> bool norm_wide(const norm_args<T> &a, cudaStream_t stream)
     return true;
 }
 
-/* Blocks are so large that two per multiprocessor hide the latency of memory, within the 256 for which the workspace
-   has rows. */
+/* The workspace has rows for 256 blocks only, about two for each multiprocessor, so blocks are large enough to hide the
+   latency of memory. */
 template <typename T> bool norm_wide_backward(const norm_args<T> &a, int64_t *blocks, cudaStream_t stream) {
     if (!fits(a) || (a.z.data != NULL && a.accumulate)) {
         return false;

@@ -18,8 +18,8 @@ static __device__ __forceinline__ float update(float &m, float &v, float w, floa
     return w - (f.rate * m / (sqrtf(v) * f.unbias_v + f.eps) + f.decay * w);
 }
 
-/* Ranges [first, end) of elements that do not decay, ascending. A thread asks for ascending elements, so it reads
-   every range once. */
+/* Ranges [first, end) of elements that do not decay, ascending. A thread calls `has` for ascending elements, so it
+   reads every range once. */
 struct spared_elements {
     const int64_t *pair;
     int64_t left; /* of them */

@@ -5,8 +5,9 @@
    they are aligned, and read from there in the order that the tensor cores need; so a transposed operand costs
    nothing.
 
-   16-bit types use m16n8k16 with f32 sums. f32 uses m16n8k8 of tf32 three times: x = high + low of 11 bits each, and
-   high*low + low*high + high*high omits only low*low, 2^-22 of the product; the sums over k are rounded. */
+   16-bit types use m16n8k16 with f32 sums. f32 uses m16n8k8 of tf32 three times: x = high + low, both rounded to the 11
+   bits of tf32, and high*low + low*high + high*high omits only low*low, at most 2^-22 of the product. Sums over k are
+   rounded to f32. */
 #ifndef CARRY_OPS_PANELS_CUH
 #define CARRY_OPS_PANELS_CUH
 
@@ -14,8 +15,9 @@
 
 static const int PANEL_THREADS = 128;
 
-/* Constants that differ between types: elements of a panel along k, k of one instruction, and padding that puts the
-   eight rows, or the four by eight elements, that are read together into different banks. */
+/* Constants that differ between types: elements of a panel along k (PANEL), k of one instruction (STEP), and the
+   padding of rows along and across k. The padding avoids bank conflicts among the eight rows, or the four by eight
+   elements, that are read together. */
 template <typename T> struct depth { static const int PANEL = 64, STEP = 16, PAD_ALONG = 8, PAD_ACROSS = 8; };
 template <> struct depth<type_f32> { static const int PANEL = 32, STEP = 8, PAD_ALONG = 4, PAD_ACROSS = 8; };
 
@@ -122,8 +124,8 @@ static __device__ __forceinline__ void split(unsigned *high, unsigned *low, uint
 }
 
 /* One step over k for a warp's part: M by N blocks of 16 x 8. a and b point to the warp's first row or column at k's
-   first element. Lane l holds row l/4 and columns 2(l%4).. of each block of 8 x 8; lanes 8i.. supply the rows of the
-   i-th of the four blocks that are loaded together. */
+   first element. Lane l holds row l/4 and columns 2(l%4).. of each block of 8 x 8. Four such blocks are loaded
+   together: lanes 8i to 8i+7 supply the addresses of the rows of block i. */
 template <typename T, int M, int N>
 static __device__ __forceinline__ void step(T type, float (&sum)[M][N][4], const uint16_t *a, int a_stride,
                                             bool a_transposed, const uint16_t *b, int b_stride, bool b_transposed,

@@ -70,8 +70,8 @@ extern "C" carry_status carry_cuda_conv_step(carry_ctx *ctx, const carry_conv_st
     return launched(ctx, at, "conv_step cannot be launched");
 }
 
-/* Copies rows in units of a type that divides them: row i of `from` to row rows[i] of `to`; or, with pages, token t
-   of `from` to row t of `to`. */
+/* Copies rows of `units` elements of type U: row i of `from` to row rows[i] of `to`; take_pages_kernel: token t in the
+   pages of `from` to row t of `to`. */
 template <typename U>
 __global__ void __launch_bounds__(THREADS)
     put_rows_kernel(U *to, const U *from, const int64_t *rows, int64_t count, int64_t units) {
@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Calls f with a value of the widest type that divides the bytes of a row and both addresses. */
+/* Calls f with a value of the type to copy by, and the number of such units in a row: uint4 if 16 divides the bytes of
+   a row and both addresses, else uint16_t. */
 template <typename F> static void with_unit(const carry_tensor &a, const carry_tensor &b, F f) {
     const size_t bytes = (size_t)a.shape[1] * carry_dtype_size(a.dtype);
     if ((bytes | (uintptr_t)a.data | (uintptr_t)b.data) % sizeof(uint4) == 0) {

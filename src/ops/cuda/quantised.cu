@@ -1,9 +1,9 @@
 /* Quantised weights on NVIDIA GPUs: packed into tiles (ops/quantised/tiles.h), decoded, and multiplied.
 
-   For a few rows of activations on a Hopper GPU, the weight is read in its quantised form (quantised_hopper.cuh). For
-   many rows in bf16, 8-bit floats are multiplied with 8-bit activations (quantised_fp8_hopper.cu). Otherwise its rows
-   are decoded into a buffer in the type of the activations, DECODED_BYTES at a time, and multiplied like other
-   weights. */
+   For up to FEW_ROWS rows of bf16 or f32 activations on a Hopper GPU, and for any number while a stream is captured,
+   the weight is read in its quantised form (quantised_ring_hopper.cuh). For many rows in bf16, 8-bit floats are
+   multiplied with 8-bit activations (quantised_fp8_hopper.cu). Otherwise the weight's rows are decoded into a buffer in
+   the type of the activations, DECODED_BYTES at a time, and multiplied like other weights. */
 #include "ops/cuda/quantised.cuh"
 #include "ops/cuda/linear.cuh"
 #include "ops/cuda/quantised_linear.cuh"

@@ -80,8 +80,8 @@ static __device__ __forceinline__ float f8_of(unsigned byte) {
     return 256.0f * __half2float(__ushort_as_half((unsigned short)((byte & 0x80u) << 8 | (byte & 0x7fu) << 7)));
 }
 
-/* The index, in elements of their type, of a unit's scale of row g or g + 8 and a group; the minimum is two further
-   on. */
+/* Returns the index of the scale of row g and of a group of columns within a unit's scales. The scale of row g + 8 is
+   the next element; the minima, if any, follow two elements later. */
 static __device__ __forceinline__ int scale_index(const carry_quant_tiles &l, int g, int group) {
     const int parts = l.has_minimum ? 2 : 1;
     group %= CARRY_QUANT_UNIT_COLUMNS / l.group;

@@ -12,7 +12,7 @@ constexpr size_t DECODED_BYTES = (size_t)1 << 27;
 carry_status quantised_linear(carry_ctx *ctx, int device, matrix c, int64_t m, matrix a, const carry_tensor &W,
                               const void *base);
 /* The same for several weights, without a base, if the products are faster together. *done: the number of weights, from
-   the first on, that have been used. */
+   the first on, whose products have been computed. */
 carry_status quantised_linears(carry_ctx *ctx, int device, const matrix *c, int64_t m, const matrix &a,
                                const carry_tensor *W, int count, int *done);
 /* The same with activations rounded to 8 bits, for many rows and weights of 8-bit floats (quantised_fp8_hopper.cu). */

@@ -1,9 +1,11 @@
 /* State space layers on NVIDIA GPUs: shared by the kernels.
 
-   Decays are computed as 2^(G[i] - G[j]) of sums G, which are added in double and stored as two floats, so that
-   small decays after a large one lose no precision and no exponent is above 0. Tokens of different sequences do not
-   affect each other: token i sees token j <= i, and the state before the chunk, only from the first token of its own
-   sequence on. */
+   a[i] is the step of token i (softplus of dt and its bias, clamped), and A = -e^A_log the rate of the head. The decay
+   from token j to token i is 2^(G[i] - G[j]), where G[i] = (a[0] + ... + a[i]) A / ln 2 over the tokens of the chunk;
+   ops/ssm_backward.c has G without the division, and e instead of 2. Sums are added in double and stored as two floats,
+   so that small decays after a large one lose no precision; no exponent is above 0. Tokens of different sequences do
+   not affect each other: token i sees the tokens j <= i of its own sequence, and the state before the chunk only if its
+   sequence began before the chunk. */
 #ifndef CARRY_OPS_SSM_CUH
 #define CARRY_OPS_SSM_CUH
 

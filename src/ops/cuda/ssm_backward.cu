@@ -4,8 +4,8 @@
 
 namespace {
 
-/* Replaces M and K by W a and E a K, and writes the contributions of pairs of tokens to da and dG. A warp has rows,
-   then columns. */
+/* Replaces M, which is C B^T on entry, by W a, and K by E a K (W, E, K and the steps a as in ops/ssm_backward.c), and
+   writes the contributions of pairs of tokens to da and dG. One block for each chunk of a head. */
 __global__ void __launch_bounds__(THREADS) pairs_kernel(ssm_job job) {
     __shared__ float direct[SSM_L][SSM_L + 1];
     __shared__ float trace[SSM_L];

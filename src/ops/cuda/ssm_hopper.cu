@@ -1,11 +1,13 @@
 /* State space layers on Hopper GPUs: heads of 64, states of 128, 16-bit types.
 
    A block walks over two heads of one group along a row, chunk after chunk. A warpgroup has a head and keeps its state
-   in registers in f32; one more warp copies the tiles of the next chunks. For each chunk:
+   in registers in f32; one thread of a third warpgroup copies the tiles of the next chunks. For each chunk:
 
-       scores = C B^T, times decays and steps: stays in registers as a left operand
-       y = decay (C S^T) + scores x + D x, where S is stored to shared memory in 16 bits
-       S = decay S + (x times steps and decays)^T B
+       scores = C B^T, times the decays between tokens and the steps: stays in registers as a left operand
+       y = fade * (C S^T) + scores x + D x, where S is stored to shared memory in 16 bits
+       S = fade[last] S + (x times steps and the decays to the end of the chunk)^T B
+
+   fade[i] is the decay from the state before the chunk to token i; * multiplies rows.
 
    Long rows of few heads are cut into segments, as in ssm_tiles.cu. */
 #ifdef CARRY_INSTANCE_F16

@@ -1,19 +1,19 @@
 /* Backward pass of state space layers on Hopper GPUs: the formulas of ops/ssm_backward.c, for the shapes of
    ssm_hopper.cu.
 
-   Two walks, one in each direction and both in one launch, store the states before each chunk and their gradients
-   after it in 16 bits, as tiles that can be copied to shared memory as they are. Then a block has a chunk and a group
-   and goes through the heads of the group in order. With tokens j as rows and i as columns, the first warpgroup
-   computes
+   Two walks, one in each direction and both in one launch, store the state before each chunk and the gradient of the
+   state after it in 16 bits, as tiles that can be copied to shared memory as they are. Then a block has a chunk and a
+   group and goes through the heads of the group in order. E, G, a (the steps) and left are those of
+   ops/ssm_backward.c, and fade[i] = e^G[i]; * multiplies by element. W includes the factor a[j] here. With tokens j as
+   rows and i as columns, the first warpgroup computes
 
-       K^T = x dy^T,  W^T = (B C^T) decays steps,  dx = D dy + step left (B dS^T) + W^T dy
+       K^T = x dy^T,  W^T = E * a * (B C^T),  dx = D dy + a * left * (B dS^T) + W^T dy
 
-   and adds up K^T times decays and steps over the heads. The second one adds up
+   and adds up E * a * K^T over the heads. The second one adds up
 
-       dC = fade dy S,  dB = step left x dS
+       dC = fade * (dy S),  dB = a * left * (x dS)
 
-   and multiplies C S^T for the gradients of the sums. After the last head it adds the products of the summed K with B
-   and C. */
+   and computes C S^T for dG. After the last head it adds the products of the summed K with B and C to dC and dB. */
 #ifdef CARRY_INSTANCE_F16
 #define SSM_HOPPER_BACKWARD ssm_hopper_backward_f16
 #else

@@ -30,8 +30,8 @@ __device__ __forceinline__ float row_sum(float value) {
     value += __shfl_xor_sync(0xffffffffu, value, 1);
     return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
-/* Sums 16 columns, of which lanes with the same lane % 4 have parts: afterwards lane / 4 has columns 2 (lane / 4) and
-   the next one of the 16. fold: one of three exchanges, after which HALF are left. */
+/* column_sums adds up 16 columns over the eight lanes with the same lane % 4. Afterwards a lane has the sums of columns
+   2 (lane / 4) and 2 (lane / 4) + 1. fold is one of its three exchanges, after which HALF columns are left. */
 template <int HALF> __device__ __forceinline__ void fold(float (&v)[16]) {
     const bool high = (lane_of() & 2 * HALF) != 0;
 #pragma unroll
@@ -47,8 +47,9 @@ __device__ __forceinline__ float2 column_sums(float (&v)[16]) {
     return {v[0], v[1]};
 }
 
-/* Makes W^T an operand, adds K^T times decays and steps to `sum`, and stores sums over rows and columns of W K. cb:
-   B C^T; K: x dy^T. */
+/* Makes W^T = E * a * cb an operand and adds E * a * K to `sum`; cb is B C^T, K is x dy^T (K^T of the formulas), and *
+   multiplies by element. Stores, of E * cb * K, the sums of rows in m.pairs and, multiplied by a, the sums of columns
+   in m.rows (a part for each warp); stores the trace of K in m.trace. */
 __device__ __forceinline__ void make_pairs(uint32_t (&w)[16], float (&sum)[32], const float (&cb)[32],
                                            const float (&K)[32], back_shared &m, uint32_t vectors, int turn, int warp) {
     const float2 own[2] = {sum_at(vectors, row_in(0)), sum_at(vectors, row_in(1))};

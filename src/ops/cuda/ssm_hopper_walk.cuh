@@ -1,6 +1,6 @@
-/* Walks over the states of heads on Hopper GPUs, by ssm_hopper.cu (contributions of segments) and
-   ssm_hopper_backward.cu (states before each chunk, and their gradients after it). A warpgroup has one head, whose
-   state stays in registers; a block has two heads of one group. */
+/* Walks over the states of heads on Hopper GPUs, for ssm_hopper.cu (contributions of segments) and
+   ssm_hopper_backward.cu (the state before each chunk, and the gradient of the state after it). A warpgroup has one
+   head, whose state stays in registers; a block has two heads of one group. */
 #ifndef CARRY_OPS_SSM_HOPPER_WALK_CUH
 #define CARRY_OPS_SSM_HOPPER_WALK_CUH
 

@@ -42,8 +42,9 @@ struct ssm_products {
     }
 };
 
-/* Factors of the rows of [items, L, width]. SSM_FADE: 2^G for tokens that see the state before their chunk, else 0.
-   SSM_LEFT: a 2^(G[last] - G), the weight of a token in the state after the chunk. */
+/* Factors of the rows of [items, L, width] (ssm.cuh has G). SSM_FADE: 2^G for tokens that see the state before their
+   chunk, else 0. SSM_LEFT: a 2^(G[last] - G), the weight of a token in the state after the chunk, or 0 if the
+   last token of the chunk does not see it. */
 enum ssm_factor { SSM_FADE, SSM_LEFT };
 
 static __device__ __forceinline__ float ssm_factor_of(const ssm_job &job, int64_t item, int i, ssm_factor factor) {
@@ -58,12 +59,14 @@ static __device__ __forceinline__ float ssm_factor_of(const ssm_job &job, int64_
 }
 
 /* Fills `to` [items, L, width] from columns `column` + head / share * width of a tensor [B, T, channels], with zeros
-   after its end. */
+   after the last token. */
 void ssm_pack(const place &at, const ssm_job &job, carry_dtype type, float *to, const void *from, int64_t channels,
               int64_t column, int64_t width, int64_t share);
 void ssm_scale(const place &at, const ssm_job &job, float *to, const float *from, int64_t width, ssm_factor factor);
-/* Replaces the contributions of the chunks, [items, P, N], by the states before each chunk, or, with `reverse`, from
-   the last chunk on, by those after each. */
+/* Accumulates states over chunks, in place, from job.initial or zeros. On entry, `states` [items, P, N] has what each
+   chunk adds to the state; on return, the state before each chunk, and job.final_state is written if present. With
+   `reverse` it starts from zeros and goes from the last chunk to the first, for gradients; on return, `states` has the
+   gradient of the state after each chunk. */
 void ssm_chain(const place &at, const ssm_job &job, float *states, bool reverse);
 /* Computes the states before each chunk, and the final one. `scaled` [items, L, N] is scratch for b times its
    factors, and may be b. */

@@ -1,5 +1,6 @@
-/* Steps of a state space layer. Before the products: a = softplus(dt + bias), clamped, and the sums of a A.
-   Backward: from the gradients of both to those of dt, A_log, dt_bias and D. */
+/* Steps of a state space layer. Before the products: a = softplus(dt + dt_bias), clamped, and the sums G of a A / ln 2
+   (ssm.cuh). Backward: computes the gradients of dt, A_log and dt_bias from those of a and of the sums, and adds up the
+   gradient of D. */
 #include "ops/cuda/ssm.cuh"
 
 namespace {
@@ -55,7 +56,7 @@ struct steps_place {
     }
 };
 
-/* Replaces x, the sum of a lane's tokens, by the sum of the lanes before it, or after it. */
+/* Return the sum of x over the lanes before this one (sum_before), or after it (sum_after). */
 __device__ __forceinline__ double sum_before(double x) {
     const int lane = (int)threadIdx.x % 32;
     for (int step = 1; step < 32; step *= 2) {

@@ -3,7 +3,7 @@
    A block walks over HEADS heads of one group along a row, chunk after chunk; four warps have a head. The state of a
    head stays in registers in f32, 16 rows per warp, and is rounded when it is used as a left operand. C B^T of a
    chunk is computed once for the heads of a block. Long rows of few heads are cut into segments: a first pass over
-   the states alone gives the contribution of each segment, `join` computes the states at their starts, and then all
+   the states alone gives the contribution of each segment, ssm_join computes the states at their starts, and then all
    segments are walked at once. */
 #include "ops/cuda/ssm_tiles.cuh"
 

@@ -1,5 +1,6 @@
 /* Chunks of state space layers on tensor cores by mma.sync: tiles in shared memory and products, for ssm_tiles.cu and
-   ssm_tiles_backward.cu. Rows of tiles are 8 elements longer than wide, so that loads have no bank conflicts. */
+   ssm_tiles_backward.cu. Rows of a tile in memory are 8 elements longer than the tile is wide, so that loads have no
+   bank conflicts. */
 #ifndef CARRY_OPS_SSM_TILES_CUH
 #define CARRY_OPS_SSM_TILES_CUH
 
@@ -63,8 +64,8 @@ template <int LD> __device__ __forceinline__ void load_left(unsigned (&a)[4], co
 template <int LD> __device__ __forceinline__ void load_left_t(unsigned (&a)[4], const uint16_t *tile, int m, int k) {
     load_blocks_t(a, tile + (k + lane_of() / 16 * 8 + lane_of() % 8) * LD + m + lane_of() / 8 % 2 * 8);
 }
-/* Loads the right operands of two adjacent results, [16, 8] each, at (k, n) of a tile that is stored as [n][k], or
-   for _t as [k][n]. */
+/* Loads the right operands [16, 8] of two adjacent results, at (k, n) of a tile that is stored as [n][k], or for _t as
+   [k][n]. */
 template <int LD> __device__ __forceinline__ void load_right(unsigned (&b)[4], const uint16_t *tile, int k, int n) {
     load_blocks(b, tile + (n + lane_of() / 16 * 8 + lane_of() % 8) * LD + k + lane_of() / 8 % 2 * 8);
 }
@@ -193,8 +194,8 @@ static inline bool is_aligned(const ssm_job &job) {
     return ((uintptr_t)job.xbc | (uintptr_t)job.y | (uintptr_t)job.dy | (uintptr_t)job.dxbc) % 16 == 0;
 }
 
-/* Walks over chunks [begin, end) of a head, forward or in reverse, computing states alone. `source` selects what is
-   added. */
+/* walk_states walks over chunks [begin, end) of a head, forward or in reverse, and computes only states. `source`
+   selects what is added to them. */
 struct states_source {
     const void *x; /* [B, T, x_channels] from column head * P on: x or dy */
     int64_t x_channels;

@@ -1,7 +1,7 @@
 /* Backward pass of state space layers on tensor cores: the formulas of ops/ssm_backward.c.
 
-   Two walks, one in each direction and both in one launch, store the states before each chunk and their gradients
-   after it in 16 bits. Then a block has a chunk and a group: it goes through the heads of the group in order and
+   Two walks, one in each direction and both in one launch, store the state before each chunk and the gradient of the
+   state after it in 16 bits. Then a block has a chunk and a group: it goes through the heads of the group in order and
    adds up their gradients of B and C in registers. */
 #include "ops/cuda/ssm_tiles.cuh"
 
@@ -97,7 +97,7 @@ __device__ __forceinline__ void make_scores(T type, const back_memory<N> &m, flo
     }
 }
 
-/* Writes W a and E a K to shared memory, and sums of rows and columns of W K. */
+/* Writes W a and E a K to shared memory, and the sums of columns of W * K (by element) and of rows of W * K * a. */
 template <typename T, int N>
 __device__ __forceinline__ void make_pairs(T type, back_memory<N> &m, const float (&cb)[4][4], int i0, int half) {
     const int j0 = 32 * half;

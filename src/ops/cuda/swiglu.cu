@@ -1,6 +1,6 @@
-/* The gated unit on NVIDIA GPUs, and its gradient. Gate and up may be columns of one wider array, as one
-   product for both writes them, so rows have a stride. A thread loads two vectors of 8 elements at a time, and reads
-   all operands of a vector before it writes, so that gradients may overwrite gate and up. */
+/* The gated unit on NVIDIA GPUs, and its gradient. Gate and up may be columns of one wider array, the result of one
+   product for both, so rows have a stride. A thread loads two vectors of 8 elements at a time, and reads all operands
+   of a vector before it writes, so that gradients may overwrite gate and up. */
 #include "ops/cuda/wide.cuh"
 
 template <typename T> struct swiglu_args {

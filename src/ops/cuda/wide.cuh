@@ -111,8 +111,8 @@ template <typename T, int V> static __device__ __forceinline__ several<T, V> nar
 }
 
 /* V elements as 32-bit words, one per register: the compiler would keep each element of a struct of 16-bit elements
-   in its own register, and store it in parts. They are read through intrinsics, one access each, so only from memory
-   that the kernel does not write. */
+   in its own register, and store it in parts. They are read through intrinsics, one access each, so memory must not be
+   read in this way after the kernel has written it. */
 template <typename T, int V> struct packed {
     static constexpr int WORDS = V * (int)sizeof(typename T::stored) / 4;
     uint32_t word[WORDS];

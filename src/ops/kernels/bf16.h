@@ -12,21 +12,21 @@
        amx          32 k at a time: even and odd products in two chains of fused multiply-adds, added together, then
                     added to the sum, all to nearest
 
-   so that |c - exact| <= (k + 2) 2^-23 (|base| + sum_l |a[i,l] b[l,j]|) for every entry. All of them take subnormal
-   operands and results for zero.
+   so that |c - exact| <= (k + 2) 2^-23 (|base| + sum_l |a[i,l] b[l,j]|) for every entry. All of them treat subnormal
+   operands and results as zero.
 
-   Panels. A panel holds `lines` rows of a, or columns of b. k is cut into groups; a group holds, line after line, the
-   `group` elements of that line: element (line, l) is at (l / group * lines + line) * group + l % group. Lines and k
-   beyond the matrix are zeros, k up to a multiple of `unit`.
+   Panels. A panel holds `lines` lines: rows of a, or columns of b. k is cut into groups of `group` elements; a group
+   holds these elements of every line, line after line: element (line, l) is at (l / group * lines + line) * group +
+   l % group. Elements beyond the matrix are zeros; k is padded to a multiple of `unit`.
 
-   Terms. An f32 number is the sum of three bf16 numbers: x0 is x rounded to bf16, x1 what that leaves, rounded, and x2
-   what both leave, which has 8 bits and is exact (numbers below 2^-126 count as zero). So a product of f32 matrices is
-   a sum of products of bf16 ones,
+   Terms. An f32 number x is the sum of three bf16 numbers: x0 is x rounded to bf16, x1 is x - x0 rounded to bf16, and
+   x2 is x - x0 - x1, which has 8 bits and is exact (numbers below 2^-126 count as zero). So a product of f32 matrices
+   is a sum of products of bf16 matrices,
 
-       a b = sum_{i+j<=order} a_i b_j + rest,    |rest| <= 3 2^-8(order+1) |a| |b|
+       a b = sum_{i+j<=order} a_i b_j + rest,    |rest| <= 3 * 2^(-8 (order + 1)) |a| |b|
 
-   in which an operand that holds bf16 numbers is one term. Order 2 has the accuracy of f32, in three products where one
-   operand is exact and in six where none is. The products of small terms are added first. */
+   in which an operand whose numbers are all exact in bf16 is one term. Order 2 has the accuracy of f32: it takes three
+   products if one operand is one term, and six if both have three. The products of small terms are added first. */
 #ifndef CARRY_OPS_KERNELS_BF16_H
 #define CARRY_OPS_KERNELS_BF16_H
 
@@ -49,14 +49,15 @@ typedef struct carry_bf16_tile {
     /* For an entry that writes whole panels: where the final sums go. NULL: they stay in c. */
     float *out;
     ptrdiff_t out_row;
-    /* For an entry with `halves`: c in bf16, to which sums are rounded to nearest; c and base are unused. */
+    /* For an entry with `halves`: c in bf16, to which sums are rounded to nearest. base is then NULL, and c is only
+       memory for sums between blocks of k. NULL: the result is f32, in c. */
     uint16_t *half;
     ptrdiff_t half_row;
     bool half_adds; /* sums start from the values in half */
 } carry_bf16_tile;
 
 /* Fills one panel from `lines` lines of k elements; `lines` is at most the number that a panel holds. Lines are
-   `row` elements apart and k is contiguous; with `across` it is the reverse. */
+   `row` elements apart and k is contiguous; with `across`, the k are `row` elements apart and lines are contiguous. */
 typedef void (*carry_bf16_pack)(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool across, int64_t lines,
                                 int64_t k);
 
@@ -108,15 +109,15 @@ typedef struct carry_bf16 {
     /* The same code with the instruction written in C: for tests, never chosen. */
     bool emulated;
     int rows, columns, unit;
-    /* tile writes whole panels: c must have memory for the rows and columns that m and n lack. */
+    /* tile writes whole panels: c must have memory for m and n rounded up to multiples of `rows` and `columns`. */
     bool whole;
     bool halves; /* tile can write a bf16 c directly */
-    /* For an entry that writes whole panels: the largest k for which c alone can hold the sums. */
+    /* For an entry that writes whole panels: k of a block. A tile with a larger k stores sums in c between blocks. */
     int64_t depth;
     carry_bf16_pack pack_a, pack_b;
     void (*tile)(const carry_bf16_tile *tile);
-    /* For at most few_tokens tokens; 0: dot products of widened numbers are as fast (carry_half_dots). pack_few
-       writes at most few_tokens * (k + unit) elements. */
+    /* `few` computes products of at most few_tokens tokens. few_tokens 0: it is not implemented, since dot products of
+       widened numbers are as fast (carry_half_dots). pack_few writes at most few_tokens * (k + unit) elements. */
     int few_tokens;
     void (*pack_few)(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tokens, int64_t k);
     void (*few)(const carry_bf16_few *few);

@@ -2,9 +2,9 @@
 #ifndef CARRY_OPS_KERNELS_BF16_FEW_NEON_H
 #define CARRY_OPS_KERNELS_BF16_FEW_NEON_H
 
-/* Four rows at a time are read at 35 GB/s, where eight reach 31 and one 28: this is what the core's own prefetching
-   keeps in flight. Prefetching lines into the third-level cache, AHEAD elements before they are read, raises it to
-   45 GB/s (into the first or second level: 35; 4 KiB ahead 29, 8 to 24 KiB 45). */
+/* Reading four rows at a time reaches 35 GB/s with hardware prefetching alone, eight rows 31, and one row 28. Software
+   prefetching of cache lines into the third-level cache, AHEAD elements before they are read, raises this to 45 GB/s
+   (into the first or second level: 35; 4 KiB ahead: 29; 8 to 24 KiB ahead: 45). */
 #define FEW_ROWS 4
 #define AHEAD 4096
 #define LINE 32 /* elements of a cache line */
@@ -25,8 +25,8 @@ static float rest(const carry_bf16_few *f, int pairs, int64_t token, const uint1
     return sum;
 }
 
-/* Row `row` and the rows 1, 2 and 3 times `apart` after it. Past the last row it is the last one again, whose sums
-   are discarded. */
+/* Finds row `row` and the rows 1, 2 and 3 times `apart` after it. A row past the end is replaced by the last row, and
+   its sums are discarded. */
 BF16_INLINE void find_rows(const uint16_t *w[FEW_ROWS], const carry_bf16_few *f, int64_t row, int64_t apart) {
     for (int r = 0; r < FEW_ROWS; r++) {
         w[r] = f->w + (row + r * apart < f->rows ? row + r * apart : f->rows - 1) * f->w_row;
@@ -37,8 +37,9 @@ BF16_INLINE float32x4_t dots(float32x4_t sum, uint16x8_t w, uint16x8_t x) {
     return vbfdotq_f32(sum, vreinterpretq_bf16_u16(w), vreinterpretq_bf16_u16(x));
 }
 
-/* One token, by BFDOT: the fewer instructions a cache line takes, the more lines the core has in flight (42 GB/s of
-   a weight, by BFMMLA 37 to 40; two vectors per load: 3 to 5 % more). x is not packed. */
+/* One token, by BFDOT, which needs fewer instructions per cache line, so that the core has more cache lines in flight:
+   a weight is read at 42 GB/s, against 37 to 40 with BFMMLA. Loading two vectors at a time gains 3 to 5 %. x is not
+   packed. */
 BF16_INLINE void one_token(const carry_bf16_few *f, int64_t row, int64_t apart) {
     const uint16_t *w[FEW_ROWS];
     float32x4_t sum[FEW_ROWS][2];
@@ -85,9 +86,9 @@ BF16_INLINE void one_token(const carry_bf16_few *f, int64_t row, int64_t apart) 
     }
 }
 
-/* Two pairs of rows of w, which are zipped into operands as they are read, times `pairs` pairs of tokens. Each row
-   and token has `halves` partial sums, to hide the latency if there are few tokens; with one, a sum runs over k in
-   order, as in few_panels. */
+/* Multiplies two pairs of rows of w, which are zipped into operands as they are read, by `pairs` pairs of tokens. Each
+   row and token has `halves` partial sums, to hide the latency if there are few tokens; with one, the sum runs over k
+   in order, as in few_panels. */
 BF16_INLINE void few_rows(const int pairs, const int halves, const carry_bf16_few *f, int64_t row, int64_t apart) {
     float32x4_t upper[ROWS / 2][4]; /* sums of the first pair of rows, and of the second */
     float32x4_t lower[ROWS / 2][4];
@@ -156,7 +157,8 @@ BF16_INLINE void few_rows(const int pairs, const int halves, const carry_bf16_fe
     }
 }
 
-/* Packs only as many pairs of tokens as there are: x must stay in the first-level cache while w is read. */
+/* Packs one, two or four pairs of tokens, as few as are needed: x must stay in the first-level cache while w is read.
+   One token is copied unchanged. */
 static void pack_few(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tokens, int64_t k) {
     if (tokens == 1) {
         memcpy(to, x, (size_t)k * sizeof *x);
@@ -169,8 +171,8 @@ static void pack_few(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tok
     }
 }
 
-/* Takes four rows that are a quarter of all rows apart: each is followed in memory by the next row of its quarter,
-   so that the hardware prefetcher does not restart at every row (20 GB/s with four neighbours). */
+/* Takes four rows that are a quarter of all rows apart. The next step takes the rows that follow them in memory, so the
+   hardware prefetcher does not restart at every row (with four neighbouring rows it does: 20 GB/s). */
 static void few(const carry_bf16_few *f) {
     const int64_t apart = (f->rows + FEW_ROWS - 1) / FEW_ROWS;
     for (int64_t row = 0; row < apart && f->tokens == 1; row++) {
@@ -187,8 +189,9 @@ static void few(const carry_bf16_few *f) {
     }
 }
 
-/* One panel of w times one of x. Lines are prefetched into the third-level cache, as above: 181 GFLOP/s for eight
-   tokens with weights from memory, 167 without; weights that are zipped while they are read reach 137. */
+/* Multiplies one panel of w by one of x. w is prefetched into the third-level cache (see AHEAD): 181 GFLOP/s for
+   eight tokens with weights from memory, 167 without. Unpacked weights, which few_rows zips while it reads them, reach
+   137. */
 BF16_INLINE void few_panel(const int pairs, const carry_bf16_few *f, const uint16_t *a, const uint16_t *b, float *to) {
     float32x4_t sum[ROWS / 2][COLUMNS / 2];
     UNROLL

@@ -75,7 +75,8 @@ BF16_INLINE void bf16_pack(const int group, const int panel, const int unit, uin
 /* Sixteen pairs of neighbouring k, 32 bits each: a row of an AMX tile. */
 typedef uint32_t bf16_pairs __attribute__((vector_size(64)));
 
-/* Exchanges blocks of `apart` columns between rows `at` and at + apart: those on either side of the diagonal. */
+/* One step of a transposition: for each pair of rows `at` and at + apart, exchanges the odd blocks of `apart` columns
+   of the first row with the even blocks of the second. upper and lower: the indices that select the new rows. */
 #define BF16_TURN(apart, upper, lower)                                                      \
     for (int at = 0; at < 16; at++) {                                                       \
         if ((at & (apart)) == 0) {                                                          \
@@ -98,8 +99,8 @@ BF16_INLINE void bf16_transpose(bf16_pairs rows[16]){
                 BF16_TURN(1, (0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
                           (1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))}
 
-/* A tile at the edge of c is computed in a buffer that holds whole panels; the part of base and c that exists is
-   copied. */
+/* Copies the part of base, or of c, that exists at the edge of c: the block at the edge is computed in a buffer that
+   holds whole panels. */
 BF16_INLINE void bf16_copy_rows(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row, int64_t rows,
                                 int64_t columns) {
     for (int64_t r = 0; r < rows; r++) {
@@ -107,8 +108,8 @@ BF16_INLINE void bf16_copy_rows(float *to, ptrdiff_t to_row, const float *from, 
     }
 }
 
-/* Calls place(a, b, base, base_row, c, c_row, rows, k) for every pair of panels of a tile. A whole panel of c is
-   written directly; one with fewer rows or columns is computed in `beside`, which holds one panel, and copied. */
+/* Called for every pair of panels of a tile. If the pair's block of c has all rows and columns, it is written directly;
+   a block with fewer is computed in `beside`, which holds one whole block, and copied. */
 typedef void (*bf16_place)(int64_t k, const uint16_t *a, const uint16_t *b, const float *base, ptrdiff_t base_row,
                            float *c, ptrdiff_t c_row, int64_t rows);
 

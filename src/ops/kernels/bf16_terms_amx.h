@@ -19,9 +19,9 @@ typedef uint16_t bf16_halves __attribute__((vector_size(32)));
 #define TERM_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Splits sixteen numbers into terms, in the upper halves of `term`; the caller drops the lower halves. The remainder
-   after the first term is added to *seen, which becomes non-finite if a number is: a number too large for bf16
-   became infinite. */
+/* Splits sixteen numbers into terms, in the upper halves of `term`; the caller drops the lower halves. *seen becomes
+   non-finite if a number is not finite or is too large for bf16: its first term is infinite or NaN, and the remainder
+   after the first term is added to *seen. */
 BF16_INLINE void terms_of(const int terms, const bf16_floats *x, bf16_pairs term[3], bf16_floats *seen) {
     term[0] = (bf16_pairs)*x + UINT32_C(0x8000);
     const bf16_floats rest = *x - (bf16_floats)(term[0] & TERM_MASK);
@@ -65,7 +65,7 @@ typedef struct terms_square {
     uint16_t *to;    /* output for the first line and k */
 } terms_square;
 
-/* Row r of the square, multiplied. */
+/* Row r of the square, multiplied by the factors `by`. */
 BF16_INLINE void square_row(const terms_square *s, bool across, int r, bf16_floats *x) {
     *x = *(const bf16_floats_at *)(s->from + r * s->row);
     if (s->by != NULL && across) {

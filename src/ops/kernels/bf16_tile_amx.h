@@ -1,6 +1,6 @@
-/* bf16 products over eight tile registers of 16 rows of 64 bytes. A panel of a is two tiles of 16 rows by 32 k; a
-   panel of b is two tiles of 16 pairs of k by 16 columns. Their four products stay in tiles 0 to 3 during a block of k;
-   the next block continues from the sums in c. The file that includes this defines
+/* bf16 products over eight tile registers of 16 rows of 64 bytes. For each 32 k, a panel of a is two tiles of 16 rows
+   by 32 k, and a panel of b is two tiles of 16 pairs of k by 16 columns. Their four products are summed in tiles 0 to 3
+   during a block of k; the next block continues from the sums in c. The file that includes this defines
 
        amx_tiles                          the type of `tiles`, which holds the tiles; unused on the processor
        TILES_OPEN, TILES_CLOSE            configures eight tiles of 16 x 64 bytes on this thread; releases them
@@ -24,7 +24,7 @@
    are slower. */
 #define AMX_DEPTH 2048
 
-/* Packs lines with contiguous k into rows of tiles, four tiles at a time. */
+/* Packs an operand that is contiguous along k into rows of tiles, four units of k at a time. */
 static void amx_lines(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
     for (int64_t u = 0; u < units; u += 4) {
         const int64_t here = units - u < 4 ? units - u : 4;
@@ -36,7 +36,7 @@ static void amx_lines(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t
     }
 }
 
-/* Packs lines with contiguous k into columns of pairs. */
+/* Packs an operand that is contiguous along k into columns of pairs. */
 static void amx_columns(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
     for (int64_t u = 0; u < units; u++) {
         for (int half = 0; half < AMX_LINES; half += AMX_HALF) {
@@ -63,12 +63,13 @@ BF16_INLINE void amx_paired(bf16_pairs *to, const uint16_t *first, const uint16_
     *to = __builtin_convertvector(above, bf16_pairs) | __builtin_convertvector(below, bf16_pairs) << 16;
 }
 
-/* If lines are contiguous, each row of k is one cache line, far from the next, which the hardware prefetcher does
-   not predict. Later rows are therefore prefetched. */
+/* For an operand that is contiguous across k: the 32 elements of a panel for one k fill 64 bytes, far from those for
+   the next k. The hardware prefetcher does not predict such addresses, so those AMX_ROWS_AHEAD further on are
+   prefetched. */
 #define AMX_ROWS_AHEAD 24
 #define AMX_ASK(row) __builtin_prefetch((row), 0, 3)
 
-/* Packs an operand whose lines are contiguous (k is not) into rows of tiles. */
+/* Packs an operand that is contiguous across k (each k has a row of memory) into rows of tiles. */
 static void amx_turned(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
     for (int64_t u = 0; u < units; u++) {
         for (int half = 0; half < AMX_LINES; half += AMX_HALF) {
@@ -88,7 +89,7 @@ static void amx_turned(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_
 
 typedef uint16_t amx_line __attribute__((vector_size(64)));
 
-/* Packs an operand whose lines are contiguous (k is not) into columns of pairs. */
+/* Packs an operand that is contiguous across k (each k has a row of memory) into columns of pairs. */
 static void amx_pairs(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
     for (int64_t pair = 0; pair < units * AMX_HALF; pair++) {
         const uint16_t *first = from + 2 * pair * row;
@@ -128,7 +129,7 @@ static void amx_pack_b(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool a
     }
 }
 
-/* Sums of whole columns that still have to be rounded to bf16, and the rows left. */
+/* A block of sums, AMX_LINES columns wide, that still has to be rounded to bf16; rows: the number of rows left. */
 typedef struct amx_leaving {
     const float *from;
     uint16_t *to;
@@ -155,7 +156,7 @@ typedef struct amx_pair {
 } amx_pair;
 
 /* Panels of weights that were packed earlier come from memory, in an order that the hardware does not predict: the
-   next one is prefetched while panels of a are used. */
+   next panel of b is prefetched while this one is multiplied. */
 BF16_INLINE const char *amx_fetch(const char *next, int hints) {
     for (int i = 0; i < hints; i++) {
         __builtin_prefetch(next + i * 64, 0, 2);
@@ -163,7 +164,8 @@ BF16_INLINE const char *amx_fetch(const char *next, int hints) {
     return next + (ptrdiff_t)hints * 64;
 }
 
-/* Prefetches two rows of the next sums with each unit of k. A row is one or two cache lines, and rows are far apart. */
+/* Prefetches, with each unit of k, two rows of the memory that the next pair of panels reads or writes its sums in. A
+   row is one or two cache lines, and rows are far apart. */
 BF16_INLINE void amx_fetch_sums(const amx_pair *p, int64_t l) {
     const int64_t first = l / AMX_UNIT * 2;
     if (p->soon != NULL && first < p->soon_rows) {
@@ -175,7 +177,7 @@ BF16_INLINE void amx_fetch_sums(const amx_pair *p, int64_t l) {
     }
 }
 
-/* Rounds sixteen f32 sums to bf16, to nearest, as carry_bf16_from_f32 does, and widens them back. */
+/* Rounds sixteen f32 sums to bf16, to nearest, as carry_bf16_from_f32 does. */
 BF16_INLINE void amx_round(uint16_t *to, const float *from) {
     bf16_pairs bits;
     memcpy(&bits, from, sizeof bits);
@@ -302,7 +304,8 @@ static void amx_take_halves(const carry_bf16_tile *t, int64_t r, int64_t q, floa
     }
 }
 
-/* Sums of whole columns are rounded while the next pair is multiplied, others at once. */
+/* Rounds the sums of a pair of panels to bf16: with all AMX_LINES columns while the next pair is multiplied, with fewer
+   at once. */
 static void amx_give_halves(const carry_bf16_tile *t, int64_t r, int64_t q, const float *beside, amx_leaving *leaving) {
     const int64_t rows = t->m - r * AMX_LINES < AMX_LINES ? t->m - r * AMX_LINES : AMX_LINES;
     const int64_t columns = t->n - q * AMX_LINES;

@@ -1,6 +1,6 @@
-/* bf16 products over vectors of 16 pairs: each pair of b's column times the same pair of a's row is added to one of 16
-   sums. A panel of a is 12 rows, one of b 32 columns: 24 vectors of sums, two of b and one of a. The file that
-   includes this defines
+/* bf16 products over vectors of 16 pairs, one pair of neighbouring k for each of 16 columns of b. The instruction
+   multiplies them by a pair of a row of a and adds the products to 16 sums. A panel of a is 12 rows and a panel of b is
+   32 columns, so the registers hold 24 vectors of sums, two of b and one of a. The file that includes this defines
 
        sums, pairs                              16 floats, 16 pairs of bf16
        sums_zero(), sums_load(), sums_store()   of 16 floats

@@ -1,7 +1,7 @@
 /* e^x in f32 without a branch or a call, so that the compiler can vectorise loops around it.
 
    x = n ln 2 + r with |r| <= ln 2 / 2, and e^x = 2^n e^r with a polynomial for e^r: within 2^-22 of the true value.
-   Infinite above 88.72; zero below -86.99, where the result would hardly be a normal number; NaN stays NaN. */
+   Infinite above 88.72; zero below -86.99, a little before results become subnormal (-87.34); NaN stays NaN. */
 #ifndef CARRY_OPS_EXP_H
 #define CARRY_OPS_EXP_H
 

@@ -1,7 +1,7 @@
 /* The table of CPU kernels: one const struct per instruction set, all with the same meaning.
 
    "plain" is the specification in portable C. The others are one body (kernels_vector.h) compiled for other vector
-   lengths; kernels_table.c is the only list. Kernels work on raw f32 arrays, allocate nothing, check nothing and run on
+   lengths; kernels_table.c is the only list. Kernels work on raw arrays, allocate nothing, check nothing and run on
    one thread: callers above have checked shapes and split the work. */
 #ifndef CARRY_OPS_KERNELS_H
 #define CARRY_OPS_KERNELS_H
@@ -24,8 +24,8 @@
    base_by base. Every item has the same factors. Only kernels->product supports them.
 
    `ahead` names rows of memory that the caller will read or write soon. They are prefetched into the second-level
-   cache a few lines at a time while the product runs, since all at once they would delay each other. It is a hint
-   that kernels may ignore. */
+   cache a row or two at a time while the product runs, since all at once would delay each other. Kernels may ignore
+   this hint. */
 typedef struct carry_rows_ahead {
     const char *at;     /* start of the first row */
     ptrdiff_t row;      /* bytes from row to row */
@@ -46,7 +46,7 @@ typedef struct carry_product {
 typedef void (*carry_product_function)(const carry_product *product);
 
 /* Diagonal steps: h[t] = a[t] * h[t-1] + b[t] for t < steps, each of rows x width, row r scaled by a[t][r]. Step t
-   of x starts at x + t*x_step elements (steps may be negative). b and h have the types that the fields give; h may
+   of x starts at x + t*x_step elements (x_step may be negative). b and h have the types that the fields give; h may
    be b, or NULL if only the state is wanted. state is h[-1] on entry and h[steps-1] on return. It is f32 and packed,
    so that nothing is lost between calls when h is stored in 16 bits. */
 typedef struct carry_diagonal_scan {
@@ -91,8 +91,8 @@ typedef struct carry_half_dots {
     carry_dtype type;
 } carry_half_dots;
 
-/* c[i, j] = sum_l a[i, l] b[j, l], or added to c. Sums are in float64 and rounded once. An element does not depend
-   on the other rows and columns. */
+/* c[i, j] = sum_l a[i, l] b[j, l], or added to c. Sums are in float64 and rounded to f32 at the end. An element does
+   not depend on the other rows and columns. */
 typedef struct carry_exact_dots {
     int64_t m, n, k;
     const float *a, *b;
@@ -135,8 +135,8 @@ extern const carry_product_function carry_blas_product;
 const char *carry_blas_name(void);
 /* The processor type that OpenBLAS has detected; NULL if it does not report one, or was not built in. */
 const char *carry_blas_core(void);
-/* True if that core type uses narrower instructions than the processor has, whose best kernel set is `kernels`; line
-   gets a warning. */
+/* True if OpenBLAS's core type `core` uses narrower instructions than the kernel set `kernels`; `line` is then set to a
+   warning. */
 bool carry_blas_misfit(char *line, size_t size, const char *core, const char *kernels);
 
 #endif

@@ -59,8 +59,8 @@ static inline vec reciprocal(vec x) {
 
 #include "ops/kernels/kernels_vector.h"
 
-/* clang 14's __builtin_cpu_supports does not know "f16c": bit 29 of ecx in leaf 1. AVX2 is checked first, which
-   shows that the operating system saves the registers. */
+/* Reads CPUID (leaf 1, ecx, bit 29), since clang 14's __builtin_cpu_supports does not know "f16c". The caller checks
+   AVX2 first, which includes that the operating system saves the registers. */
 static bool has_f16c(void) {
     unsigned a;
     unsigned b;

@@ -1,5 +1,5 @@
 /* bf16 products by AMX's TDPBF16PS (Sapphire Rapids and later). Linux gives the tile registers only to a process
-   that requests them, and may refuse: then the next entry of the table is used. */
+   that requests them, and may refuse: then the next slower entry of the table is used. */
 #include <stdint.h>
 
 #include "ops/kernels/bf16.h"
@@ -24,8 +24,8 @@ typedef struct amx_shape {
 
 _Static_assert(sizeof(amx_shape) == 64, "LDTILECFG reads 64 bytes");
 
-/* gcc does not know that these instructions read and write memory: it misses part of a configuration and all of a
-   tile. */
+/* gcc knows only part of the memory that loadconfig reads, and none of the memory that tile loads and stores access.
+   Without barriers it could move or drop the stores whose data these instructions read. */
 #define MEMORY_BARRIER __asm__ volatile("" ::: "memory")
 
 static void tiles_open(void) {

@@ -1,6 +1,6 @@
-/* bf16 products by ARM's BFMMLA, which multiplies 2 x 4 by 4 x 2 in one instruction (one token: BFDOT, below). A
-   panel of a is four pairs of rows, one of b six pairs of columns: 24 sums of 2 x 2, four operands of a and one of b
-   at a time fill the 32 registers. */
+/* bf16 products by ARM's BFMMLA, which multiplies 2 x 4 by 4 x 2 in one instruction (BFDOT for one token:
+   bf16_few_neon.h). A panel of a has four pairs of rows, and a panel of b has six pairs of columns. The 24 sums of
+   2 x 2, four operands of a, and one operand of b at a time take 29 of the 32 registers. */
 #include <stdint.h>
 #include <string.h>
 #include <sys/auxv.h>

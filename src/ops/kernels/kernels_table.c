@@ -26,8 +26,9 @@ static const carry_kernels *const table[] = {
 
 #define TABLE_COUNT ((int)(sizeof table / sizeof table[0]))
 
-/* A set that is requested by name widens bf16, so that its results do not depend on other features of the processor.
-   The name of a bf16 product selects that one, with the best set for everything else. */
+/* If ctx->kernels names a kernel set, *bf16 is NULL: bf16 operands are converted to f32, so that results do not depend
+   on other features of the processor. If it names a bf16 product (bf16.h), that product is used, with the best set for
+   everything else. If it is NULL, the best set and the best bf16 product are used. */
 static carry_status find(carry_ctx *ctx, const carry_kernels **found, const carry_bf16 **bf16) {
     *bf16 = ctx->kernels == NULL ? carry_bf16_best() : carry_bf16_named(ctx->kernels);
     for (int i = TABLE_COUNT - 1; i >= 0; i--) {

@@ -6,11 +6,12 @@
       THREE_ROWS       rows of tiles of three vectors; 0: not used
       PAIR_ROWS        rows of tiles of two vectors
       ONE_ROWS         rows of tiles of one vector
-      DOT_AHEAD        floats by which a matrix times a vector is prefetched; 0: not
-      PACK_AHEAD       k by which panels are prefetched into the first-level cache; 0: not
+      DOT_AHEAD        distance in floats at which a product with a vector prefetches its matrix; 0: no prefetch
+      PACK_AHEAD       distance in k at which panels are prefetched into the first-level cache; 0: no prefetch
       PACK_ROWS, PACK_VECTORS: the tile of packed products; PACK_DEPTH: k of a block
       SQUARE           side of the squares that packing transposes in registers, 4 or 8
-      TOKEN_VECTORS    vectors of a row of the delta rule's state updated at a time: twice as many and a few more fit
+      TOKEN_VECTORS    vectors of a row of the delta rule's state that are updated at a time; this takes twice as many
+                       registers and a few more
       vec              the vector type, by vector_size
       wide_bits        LANES uint32_t
       f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
@@ -18,8 +19,8 @@
       clamped          clamped to least..most; undefined for NaN
       reciprocal       within 2^-13
 
-   and includes this file. Vectors are the compiler's own (vector_size), so gcc and clang, ARM and x86 share one
-   text. */
+   and includes this file. Vectors are the compiler's own (vector_size), so the same source serves gcc and clang, ARM
+   and x86. */
 #include <string.h>
 
 #include "ops/kernels/kernels.h"

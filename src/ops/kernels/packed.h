@@ -28,12 +28,12 @@ static inline int64_t carry_packed_row(int64_t panel, int64_t m, int64_t panels)
 
 typedef struct carry_packed {
     int rows, columns; /* largest number of rows of a panel of a, and of columns of one of b */
-    int stride;        /* floats from one k to the next in a panel of a */
-    int depth;         /* k of a block */
+    int stride;        /* step of k in a panel of a, in floats */
+    int depth;         /* number of k in a block */
     void (*pack_a)(float *to, const float *a, ptrdiff_t row, bool transposed, int64_t rows, int64_t k);
     void (*pack_b)(float *to, const float *b, ptrdiff_t row, bool transposed, int64_t columns, int64_t k);
-    /* Packs a panel from bf16 or f16 lines and widens it. k is contiguous, or with `across` the lines are. Lanes of
-       b after the last column hold arbitrary numbers. */
+    /* Packs a panel from bf16 or f16 lines and widens it. k is contiguous, or with `across` the lines are. In the last
+       vector of columns of b, lanes after the last column are set to zeros or to copies of a line. */
     void (*pack_half)(float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff_t row, bool across, int64_t lines,
                       int64_t k, carry_dtype type);
     void (*tile)(const carry_packed_tile *tile);

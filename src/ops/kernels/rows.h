@@ -1,6 +1,6 @@
 /* The inner loops, over rows of f32, of the operators of carry/nn.h. They are part of the table of kernels
-   (kernels.h), so that they are compiled for every instruction set; rows_loops.h has the only source. Outputs may be
-   inputs of the same index. */
+   (kernels.h), so that they are compiled for every instruction set; rows_loops.h has the only source. An output may be
+   the same array as an input if both are read and written at the same index. */
 #ifndef CARRY_OPS_ROWS_H
 #define CARRY_OPS_ROWS_H
 
@@ -41,9 +41,10 @@ typedef struct carry_layer_row {
 } carry_layer_row;
 
 /* The triangles of a chunk of the delta rule (delta/chunk.h), rows `stride` apart, a multiple of 16:
-       D[i, j] = e^{G[i]-G[j]},  nA[i, j] = -beta[i] D[i, j] kk[i, j] for j < i,  P[i, j] = scale D[i, j] qk[i, j] for j
-   <= i and zeros up to the end of i's block of 16 in nA and P. G NULL: no gate; qk NULL: P is not made. At most 128
-   tokens. */
+       D[i, j] = e^{G[i]-G[j]} and P[i, j] = scale D[i, j] qk[i, j] for j <= i
+       nA[i, j] = -beta[i] D[i, j] kk[i, j] for j < i
+   nA and P are zero in the other columns up to the end of i's block of 16. G NULL: no gate (D is 1); qk NULL: P is not
+   computed. At most 128 tokens. */
 typedef struct carry_triangles {
     int64_t tokens, stride;
     const double *G;
@@ -52,8 +53,9 @@ typedef struct carry_triangles {
     float *D, *nA, *P;
 } carry_triangles;
 
-/* The part of a backward chunk with one gate per token (delta/backward_chunk.c) that goes through the states: dbeta
-   and dG are written, dq and dk are added to. Rows are packed. */
+/* The part of a backward chunk with one gate per token (delta/backward_chunk.c) that depends on S, the state before the
+   chunk, and on dS, the gradient of the state after it: dbeta and dG are written, dq and dk are added to. on_R is
+   dR S^T, on_O is dO S^T and on_end is V' dS^T, in the notation of that file. Rows are packed. */
 typedef struct carry_delta_states {
     int64_t tokens, key, value;
     const float *on_R, *on_O, *on_end, *q, *k; /* [tokens, key] */
@@ -65,7 +67,8 @@ typedef struct carry_delta_states {
     double *dG;
 } carry_delta_states;
 
-/* The part inside the chunk: all outputs are added to. Rows of the square matrices are `stride` apart. */
+/* The part of the same chunk that comes from the triangles nA and P inside it: all outputs are added to. Rows of the
+   square matrices are `stride` apart. */
 typedef struct carry_delta_triangles {
     int64_t tokens, stride;
     const float *dnA, *dP, *nA, *P, *D, *kk, *beta;

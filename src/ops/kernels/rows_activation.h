@@ -69,8 +69,8 @@ static void gelu_span(float *y, const float *x, int64_t count) {
     }
 }
 
-/* The derivative: s + x s (1 - s) (2u)', with 1 - s computed without cancellation. If x^2 exceeds 1e4, s is 0 or 1:
-   x^2 is bounded, so that an overflow is not multiplied by that zero. */
+/* The derivative: s + x s (1 - s) (2u)', with 1 - s computed without cancellation. If x^2 exceeds 1e4, s (1 - s)
+   is 0, and x^2 is bounded so that the zero is not multiplied by an overflow. */
 static void gelu_backward_span(float *dx, const float *dy, const float *x, int64_t count) {
     float e[SPAN];
     gelu_exponentials(e, x, count);

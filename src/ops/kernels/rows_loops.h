@@ -8,8 +8,9 @@
 #include "ops/kernels/exp.h"
 #include "ops/kernels/rows.h"
 
-/* Outputs are inputs of the same index or do not overlap them, so loops may be vectorised. clang checks this at run
-   time instead: its own pragma gives a warning wherever a sanitizer prevents vectorisation. */
+/* An output is either the same array as an input, accessed at the same index, or does not overlap it, so loops may be
+   vectorised. clang checks this at run time instead: its own pragma gives a warning wherever a sanitizer prevents
+   vectorisation. */
 #if defined(__clang__)
 #define INDEPENDENT
 #else
@@ -128,7 +129,7 @@ static double rows_sum_squares_double(const float *x, int64_t count) {
     return sum;
 }
 
-/* Exact except for the last rounding: a norm scales the whole row by it, and small rows by a large factor. */
+/* Sums in float64 and rounds to f32 once: a norm scales the whole row by the result, small rows by a large factor. */
 static float rows_sum_squares(const float *x, int64_t count) {
     return (float)rows_sum_squares_double(x, count);
 }

@@ -132,8 +132,8 @@ INLINE_ROWS void corner_sums(float *to, const double *G, int64_t size) {
     }
 }
 
-/* All 16 columns of a diagonal block: elements to the right of the diagonal are zero, whatever the values in G, kk
-   and qk. */
+/* All 16 columns of a diagonal block. To the right of the diagonal, nA and P are zero (nA also on it), whatever the
+   values in G, kk and qk; D is 1. */
 INLINE_ROWS void triangle_corner(const carry_triangles *t, int64_t block, int64_t size) {
     typedef int32_t mask __attribute__((vector_size(CARRY_UNIT_ROWS * 4)));
     const mask column = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -155,8 +155,9 @@ INLINE_ROWS void triangle_corner(const carry_triangles *t, int64_t block, int64_
     }
 }
 
-/* To the left of the diagonal blocks a decay is the product of two factors, both <= 1, relative to the first token
-   of i's block: C^2/16 exponentials instead of C^2/2. */
+/* To the left of the diagonal blocks, a decay is the product of two factors, both at most 1: from token j to the
+   first token of i's block, and from that token to i. For C tokens, these blocks take about C^2/32 + C exponentials
+   instead of C^2/2. */
 static void rows_triangles(const carry_triangles *t) {
     for (int64_t block = 0; block < t->tokens; block += CARRY_UNIT_ROWS) {
         int64_t size = block + CARRY_UNIT_ROWS < t->tokens ? CARRY_UNIT_ROWS : t->tokens - block;

@@ -1,9 +1,9 @@
 /* Matrix times vector: every element of a is used once, so this should run at the speed of reading it. Dot products
    of several rows at a time hide the latency of the sums. Their vectors of partial sums are then added across lanes
    together, since one vector alone would take LANES additions that wait for each other: 622 us for a pass of 1024
-   steps at n = 32 with AVX-512, where this takes 277. DOT_AHEAD is the number of floats by which a is prefetched,
-   since the hardware prefetchers of x86 processors stop at page borders (317 us without); those of ARM do not, and
-   software prefetching slows them down (docs/attempts/x86.md). Part of kernels_vector.h. */
+   steps at n = 32 with AVX-512, where this takes 277. If DOT_AHEAD is not 0, a is prefetched that many floats before
+   it is read, since the hardware prefetchers of x86 processors stop at page borders (317 us without); those of ARM do
+   not, and software prefetching slows them down (docs/attempts/x86.md). Part of kernels_vector.h. */
 #ifndef CARRY_OPS_VECTOR_DOTS_H
 #define CARRY_OPS_VECTOR_DOTS_H
 
@@ -145,9 +145,9 @@ static void times_short_vector(const carry_product *p, const float *a, const flo
     }
 }
 
-/* For matrices larger than a second-level cache, the rows of a group are far apart: each is followed in memory by
-   the next row of its part, so that the hardware prefetcher does not restart at every row (65536 x 1024 on ARM: 19
-   and 33 GB/s). */
+/* Without software prefetching, a matrix of at least this many elements is multiplied in groups of rows that are far
+   apart. The next group has the rows that follow them in memory, so the hardware prefetcher does not restart at every
+   row (65536 x 1024 on ARM: 33 GB/s, against 19 with neighbouring rows). */
 #define FAR_ELEMENTS ((int64_t)1 << 18)
 
 static void times_vector_from_afar(const carry_product *p, const float *a, const float *b, const float *base,

@@ -1,4 +1,4 @@
-/* Dot products of rows in float64, in which products of two f32 numbers are exact: a sum is rounded once, to f32.
+/* Dot products of rows in float64, in which products of two f32 numbers are exact; a sum is rounded to f32 at the end.
    Part of kernels_vector.h. */
 #ifndef CARRY_OPS_VECTOR_EXACT_H
 #define CARRY_OPS_VECTOR_EXACT_H

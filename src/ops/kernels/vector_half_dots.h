@@ -63,8 +63,8 @@ INLINE void half_rows(const int type, const int rows, const int tokens, const ca
     }
 }
 
-/* Takes rows that are a quarter of all rows apart: each is followed in memory by the next row of its quarter, so
-   that the hardware prefetcher does not restart at every row. */
+/* Takes rows that are a quarter of all rows apart. The next step takes the rows that follow them in memory, so the
+   hardware prefetcher does not restart at every row. */
 INLINE void half_tokens(const int type, const int tokens, const carry_half_dots *d, int64_t token) {
     const int64_t apart = d->rows / HALF_ROWS;
     for (int64_t row = 0; row < apart; row++) {

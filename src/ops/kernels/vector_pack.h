@@ -15,8 +15,8 @@ INLINE void keep_part(float *to, part value) {
     *(part_unaligned *)to = value;
 }
 
-/* to[l][x] = from[x][l] for a square. Eight lanes are loaded as two halves of four, four lines apart: the loads then
-   do the last of the three steps. */
+/* to[l][x] = from[x][l] for a square. If the side is 8, a vector is loaded as two halves, from lines that are four
+   apart: this replaces one of the three steps of shuffles. */
 INLINE void transpose_square(float *to, ptrdiff_t to_row, const float *const from[SQUARE], int64_t at) {
 #if SQUARE == 4
     part a = load_part(from[0] + at);
@@ -55,8 +55,8 @@ INLINE void transpose_square(float *to, ptrdiff_t to_row, const float *const fro
 #endif
 }
 
-/* Packs lines with contiguous k. If fewer than a square are left, the last line is repeated; those lanes are not
-   read. */
+/* Packs lines with contiguous k. If fewer than SQUARE lines are left, the last line is repeated; results of
+   these lanes are not used. */
 static void pack_along(float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t lines, int64_t k) {
     for (int64_t x = 0; x < lines; x += SQUARE) {
         const float *line[SQUARE];

@@ -4,7 +4,8 @@
 
    Every element of c is one chain of fused multiply-adds over k that begins with base, as in vector_product.h: at
    the end of a block of k the chain is stored and later continued unchanged. So packed and unpacked products, cut in
-   any way, give the same bits. Part of kernels_vector.h. */
+   any way, give the same bits; only unpacked products with a single column (vector_dots.h) or with the factors `by`
+   may sum in another order. Part of kernels_vector.h. */
 #ifndef CARRY_OPS_VECTOR_PACKED_H
 #define CARRY_OPS_VECTOR_PACKED_H
 
@@ -48,7 +49,7 @@ static void pack_a(float *to, const float *a, ptrdiff_t row, bool transposed, in
     }
 }
 
-/* Lanes after the last column are used in computations, and must hold numbers. */
+/* The last vector of columns is computed whole: its lanes after the last column must be initialised. */
 static void pack_b(float *to, const float *b, ptrdiff_t row, bool transposed, int64_t columns, int64_t k) {
     for (int64_t l = 0; columns % LANES != 0 && l < k; l++) {
         keep(to + l * PACK_COLUMNS + columns / LANES * LANES, (vec){0});
@@ -69,8 +70,8 @@ static void pack_b(float *to, const float *b, ptrdiff_t row, bool transposed, in
 #include "ops/kernels/bf16_pack.h"
 
 /* Packs sixteen bf16 lines with contiguous k, pairs of neighbours at a time: widening a pair takes a shift and a
-   mask. Returns the number of k done. It also prefetches the cache lines that the next block of k reads, since the
-   hardware does not predict such scattered lines. */
+   mask. Returns the number of k done. It also prefetches what the next block of k reads, since these addresses are
+   far apart and the hardware does not predict them. */
 static int64_t pack_pairs(float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff_t row, int64_t lines, int64_t k) {
     int64_t l = 0;
     for (; l + 2 * LANES <= k; l += 2 * LANES) {
@@ -158,9 +159,10 @@ typedef struct packed_place {
     ptrdiff_t next_row;
 } packed_place;
 
-/* The sums start from base: that of the next tile is fetched into the second-level cache while this one is computed.
-   Not into the first level, where rows 4 KiB apart displace each other; and one row at a time, spread over k: all of
-   them at once would occupy the buffers through which a and b are loaded. */
+/* The sums start from base. While a tile is computed, the rows of base (or of c, if there is no base) for the next tile
+   are prefetched into the second-level cache: not into the first level, where rows 4 KiB apart displace each other; and
+   one row at a time, spread over k, since all of them at once would occupy the buffers through which a and b are
+   loaded. */
 INLINE void fetch_row(const float *from) {
     for (int64_t j = 0; j < PACK_COLUMNS; j += 16) {
         __builtin_prefetch(from + j, 0, 2);
@@ -211,8 +213,8 @@ INLINE void packed_sums(const int rows, const int vectors, const packed_place *o
         if (until == end) {
             break;
         }
-        /* gcc 12 moves the prefetch into the loop above, where each k would fetch a row, and address 0 if there is no
-           next tile: a product of 128 on Neoverse-V1 had 15 GFLOP/s instead of 59. */
+        /* Without the asm, gcc 12 moves the prefetch into the loop above: a row would be prefetched for every k, from
+           address 0 if there is no next tile. A product of 128^3 on Neoverse-V1 had 15 GFLOP/s instead of 59. */
         __asm__ volatile("" : "+r"(next));
         fetch_row(next);
         next += o->next_row;

@@ -6,8 +6,8 @@
 
 #define KBLOCK 256
 
-/* Bytes of a line of the second-level cache, and the number of k after which the next row that the caller asked for
-   is prefetched. */
+/* AHEAD_LINE: bytes of a cache line. AHEAD_EVERY: the number of k after which the next row that the caller named in
+   `ahead` is prefetched. */
 #define AHEAD_LINE 64
 #define AHEAD_EVERY 16
 
@@ -24,8 +24,8 @@ INLINE bool fetch_ahead(carry_rows_ahead *ahead) {
     return true;
 }
 
-/* In tiles with more rows than this, four rows of a share a pointer that is opaque to gcc: otherwise it would keep
-   one pointer per row, more than x86-64 has registers for, and load them from the stack for every k (16 x 16 x 128:
+/* In tiles of more than eight rows on x86-64, four rows of a share a pointer that is opaque to gcc. Otherwise gcc would
+   keep one pointer per row, more than there are registers, and load them from the stack for every k (16 x 16 x 128:
    2,540 cycles instead of 1,810). */
 #if defined(__x86_64__)
 #define SHARED_LINES(rows) ((rows) > 8)
@@ -47,9 +47,9 @@ INLINE bool fetch_ahead(carry_rows_ahead *ahead) {
 #error "name the constraint of a vector register"
 #endif
 
-/* Some sixty tiles are compiled from the functions below. Under gcc's sanitizers there is one for all sizes, with
-   its sums in memory: it reads and writes the same elements, and the file for AVX-512 otherwise took 143 s to
-   compile. */
+/* Some sixty tiles are compiled from the functions below. Under gcc's sanitizers one function does all
+   sizes, with its sums in memory: it reads and writes the same elements, and the file for AVX-512 otherwise took 143 s
+   to compile. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define INLINE_TILE static
 #define UNROLL_TILE

@@ -3,9 +3,9 @@
 #define CARRY_OPS_VECTOR_TOKEN_H
 
 /* A block of columns: u is computed first, with sums in registers over all rows; then the rows are written, half of
-   the block at a time, since u and o need the registers. A block of 128 rows stays in the first-level cache between
-   the two passes, so that the state is read from further away only once: otherwise the bandwidth of the second-level
-   cache would limit this (docs/results/delta.md). */
+   the block at a time, since u and o need the registers. With NEON and AVX2 a block of 128 rows takes 32 KiB and stays
+   in the first-level cache between the two passes, so that the state is read from further away only once: otherwise
+   the bandwidth of the second-level cache would limit this (docs/results/delta.md). */
 INLINE void token_see(const int vectors, const carry_delta_token *t, int64_t at, float *u) {
     /* Copies, since the compiler must assume that stores of vectors may change *t. */
     const ptrdiff_t stride = t->stride;
@@ -95,8 +95,9 @@ static void delta_token(const carry_delta_token *t) {
     const int half = TOKEN_VECTORS * LANES;
     int64_t at = 0;
     for (; at + 2 * half <= t->columns; at += 2 * half) {
-        /* While a block is written, the next one is prefetched: the columns beside it, or the first ones of the next
-           state, which follows this one when many are decoded. A prefetch beyond the last state is harmless. */
+        /* While a block is written, the next block is prefetched: the columns beside it, or the first columns of the
+           next state, which follows this state in memory if several sequences are decoded. A prefetch beyond the last
+           state is harmless. */
         ptrdiff_t ahead = at + 4 * half <= t->columns ? 2 * half : t->rows * t->stride - at;
         float *u = t->u != NULL ? t->u + at : &beside[0];
         token_see(2 * TOKEN_VECTORS, t, at, u);

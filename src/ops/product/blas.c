@@ -54,7 +54,7 @@ const char *carry_blas_core(void) {
 
 #endif
 
-/* The widest instructions that OpenBLAS's x86 core types use. A name that is not in the table means nothing. */
+/* The widest instructions that OpenBLAS's x86 core types use. Other core types give no warning. */
 static const struct {
     const char *name, *uses;
 } cores[] = {

@@ -1,5 +1,5 @@
 /* Ceilings: measures every implementation of a large product, each the best of several runs after a warm-up, and
-   takes the best of all. */
+   takes the best of all; and measures copies. */
 #include "ops/product/ceiling.h"
 
 #include <math.h>

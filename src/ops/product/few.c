@@ -1,5 +1,5 @@
-/* A few tokens times a 16-bit weight, as dot products: the weight is read without packing, and threads share its
-   rows. */
+/* A few tokens times a 16-bit weight, as dot products: the weight is read as it is, or from kept panels (kept.h), and
+   threads share its rows. */
 #include "ops/product/few.h"
 
 #include "core/context.h"
@@ -10,11 +10,12 @@
 #include "ops/product/kept.h"
 #include "ops/product/packed.h"
 
-/* FEW_TOKENS are done at once. If the processor has instructions for it (carry_bf16.few), up to MORE_TOKENS are done
-   in such parts: at 2048 x 2048 and 16 tokens 145 GFLOP/s against 96 with the weight packed, at 32 it is 145 against
-   140. From PANEL_TOKENS tokens on, panels of the weight are faster if they are kept (kept.h): up to MORE_TOKENS are
-   then done at once. FEW_SUMS sums are held at a time, 8192 rows of the weight for one token, since each part
-   restarts prefetching. FEW_PIECE elements of the weight are worth a thread: some 25 us of reading. */
+/* FEW_TOKENS: the largest number of tokens computed at once with bf16 instructions (carry_bf16.few); without such
+   instructions, half as many. With them, up to MORE_TOKENS tokens are computed in several parts: at 2048 x 2048, 16
+   tokens reach 145 GFLOP/s, against 96 with the weight packed, and 32 tokens 145 against 140. From PANEL_TOKENS tokens
+   on, kept panels of the weight (kept.h) are faster if there are any; then up to MORE_TOKENS tokens are computed at
+   once. FEW_SUMS: sums held at a time, those of 8192 rows of the weight for one token; they are many because each part
+   restarts prefetching. FEW_PIECE: elements of the weight that are worth a thread, some 25 us of reading. */
 #define FEW_TOKENS 8
 #define MORE_TOKENS 24
 #define PANEL_TOKENS 5
@@ -101,8 +102,8 @@ static void merged_rows(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* Rows of a piece. Every thread gets the same number of pieces, since all wait for the last one; and the pieces are
-   few, since prefetching restarts in each. */
+/* Rows of a piece. Every thread gets the same number of pieces, since all threads wait for the last piece; and the
+   pieces are few, since prefetching restarts in each. */
 static int64_t rows_of_piece(int64_t rows, int64_t k, int threads) {
     const int64_t small = (FEW_PIECE / (k + 1) / 64 + 1) * 64;
     const int64_t each = (rows + small * threads - 1) / (small * threads);
@@ -110,7 +111,8 @@ static int64_t rows_of_piece(int64_t rows, int64_t k, int threads) {
     return rows <= small ? rows : ((rows + count - 1) / count + 3) / 4 * 4;
 }
 
-/* Finds the kept panels of every W for this many tokens; returns false if some are not kept. */
+/* Finds the kept panels of every W. Returns false if some are not kept, or if products of this many tokens or of this k
+   do not use them. */
 static bool find_panels(carry_ctx *ctx, const carry_bf16 *bf16, int maps, carry_tensor x, const carry_tensor *W,
                         const uint16_t **panels) {
     const int64_t k = x.shape[1];
@@ -131,8 +133,8 @@ static void pack_panels(const carry_bf16 *bf16, uint16_t *to, carry_tensor x) {
     }
 }
 
-/* y = x W^T for every W, each read once. Returns false if there are too many tokens, or x does not fit into the
-   buffer. */
+/* y = x W^T, or added to y, for every W, each read once. Returns false if there are no tokens or too many, if there is
+   no buffer, or if x does not fit into it. */
 static bool few_at_once(carry_ctx *ctx, const carry_kernels *kernels, int maps, const carry_tensor *y, carry_tensor x,
                         const carry_tensor *W, bool accumulate) {
     const int64_t tokens = x.shape[0];

@@ -7,8 +7,8 @@
 #include "ops/kernels/kernels.h"
 
 /* y = x W^T, or added to y, for a 16-bit W; the caller has checked the arguments. Returns false, and does nothing,
-   if there are too many tokens for it to pay, or no memory. A token's bits depend on the number of tokens, not on
-   the number of threads. */
+   for numbers of tokens for which other products are faster, or without memory. A token's bits depend on the number of
+   tokens, not on the number of threads. */
 bool carry_few_tokens(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor y, carry_tensor x, carry_tensor W,
                       bool accumulate);
 /* The same for several weights with one x. */

@@ -1,6 +1,7 @@
 /* bf16 weights whose panels (kernels/bf16.h) are packed once and kept, for products that use them repeatedly, such
    as prompts through a model that is only read. A product finds the panels by the weight's address and shape, and
-   has the same bits with them as without. */
+   has the same bits with them as without; except for some products of 9 to 24 tokens, which few.c computes in parts of
+   at most 8 tokens if there are no panels. */
 #ifndef CARRY_OPS_PRODUCT_KEPT_H
 #define CARRY_OPS_PRODUCT_KEPT_H
 

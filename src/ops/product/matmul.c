@@ -17,8 +17,9 @@
 /* A piece of work worth waking a thread for: about 20 us at 50 GFLOP/s. */
 #define PIECE_FLOPS 1000000
 
-/* Below this size, threads split a product by rows in one step instead of packing in two: at 128^3 and 8 threads
-   packing reached 114 to 143 GFLOP/s where one thread had 102. */
+/* In batches smaller than the number of threads, products of fewer flops than this are split by rows over the threads
+   without packing, because packing takes a second parallel step: at 128^3, packing with 8 threads reached 114 to 143
+   GFLOP/s, hardly more than the 102 of one thread. */
 #define PACKED_FLOPS (2.0 * 144 * 144 * 144)
 
 typedef struct job {
@@ -157,7 +158,7 @@ static double blas_from(carry_ctx *ctx) {
     return *settled;
 }
 
-/* True if BLAS accepts the product: rows must not overlap, and strides must fit an int. */
+/* True if BLAS accepts the product: rows must not overlap, and sizes and strides must fit an int. */
 static bool blas_can(const carry_product *p) {
     int64_t a_columns = p->a_transposed ? p->m : p->k;
     int64_t b_columns = p->b_transposed ? p->k : p->n;

@@ -11,7 +11,8 @@ void carry_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_pr
    OpenBLAS's if all sides have at least the size that this machine's wisdom gives. */
 carry_product_function carry_products_choice(carry_ctx *ctx, const carry_kernels *kernels,
                                              const carry_product *product);
-/* The same with a given function for all sizes. */
+/* Like carry_products, with a given function for all sizes. If it is kernels->product of a set, packed panels are used
+   where they pay. */
 void carry_products_by(carry_ctx *ctx, carry_product_function function, const carry_product *product);
 
 #endif

@@ -16,8 +16,8 @@ void carry_packed_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_
 /* Computes the first item on this thread alone. */
 void carry_packed_run_alone(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product);
 
-/* The size from which this context's products use OpenBLAS; 0 until it is decided. Returns NULL if the context is
-   not prepared. */
+/* The size from which this context's products use OpenBLAS; 0 until it is decided. Returns NULL before
+   carry_packed_prepare. */
 double *carry_packed_blas_from(carry_ctx *ctx);
 
 /* Returns this thread's buffer for panels, of *elements 16-bit elements, or NULL if memory runs out. The thread that
@@ -35,11 +35,11 @@ const carry_kernels *carry_packed_kernels(const carry_ctx *ctx);
 /* Returns the bf16 kernels even if they were measured to be slower; carry_bf16_of returns the ones in use. */
 const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx);
 
-/* Returns memory for decoded rows of a quantised weight, or NULL if memory runs out or the caller is not the thread
-   that uses the context. It stays valid until more bytes are requested. */
+/* Returns memory for decoded rows of a quantised weight, or NULL if memory runs out, if the caller is not the thread
+   that uses the context, or before carry_packed_prepare. It stays valid until more bytes are requested. */
 void *carry_packed_decoded(carry_ctx *ctx, size_t bytes);
 
-/* The weights whose panels are kept (kept.h); NULL if the context is not prepared. */
+/* The weights whose panels are kept (kept.h); NULL before carry_packed_prepare. */
 struct carry_kept;
 struct carry_kept **carry_packed_kept(carry_ctx *ctx);
 void carry_kept_free(struct carry_kept *kept);

@@ -181,8 +181,8 @@ static void call_large(probe *p) {
     }
 }
 
-/* Measures both implementations at every size on one thread, and the smallest size from which OpenBLAS is faster by
-   the margin. */
+/* Measures both implementations at every size on one thread, and finds the smallest size from which OpenBLAS is faster
+   by the margin. */
 static void measure_large(probe *p, carry_rates_table *rates) {
     bool faster = true;
     rates->blas_from = rates->large_blas = 0.0;

@@ -1,6 +1,6 @@
 /* Speeds of this machine, measured with the kernels of a context: the inputs of the cost models.
 
-   Measuring takes a fraction of a second, once per context; scan/wisdom keeps the result in a file. */
+   Measuring takes a fraction of a second, once per context; scan/wisdom.c keeps the result in a file. */
 #ifndef CARRY_OPS_RATES_H
 #define CARRY_OPS_RATES_H
 
@@ -10,7 +10,7 @@
 #include "carry/context.h"
 
 /* Splitting work over threads: each further thread adds this fraction of one thread's speed (threads are idle at the
-   ends of levels). */
+   end of each level of a scan). */
 #define CARRY_TIME_SPLIT 0.85
 
 #define CARRY_RATE_SIZES 6  /* n = 4, 8, 16, 32, 64, 128 */
@@ -38,7 +38,8 @@ double *carry_rates_number(carry_rates_table *rates, int index, char name[32], c
 
 /* The rates of this context, measured at the first call, or again if asked. */
 carry_status carry_rates_of(carry_ctx *ctx, const carry_rates_table **rates, bool again);
-/* Sets rates that come from a file. Returns false unless every number is finite and positive. */
+/* Sets rates, such as those from a file. Returns false if a number is not finite, is negative or above 1e18, or is 0
+   where the table does not allow 0; or if memory runs out. */
 bool carry_rates_put(carry_ctx *ctx, const carry_rates_table *rates);
 bool carry_rates_known(const carry_ctx *ctx);
 
@@ -51,7 +52,8 @@ static inline bool carry_rates_bf16_slower(const carry_rates_table *rates) {
     return rates->large_bf16 > 0.0 && rates->large_bf16 < rates->large_own;
 }
 
-/* Seconds of one product, and of one diagonal step or single application, by interpolation. */
+/* Seconds, by interpolation: of an n x n by n x width product; of one step of kernels->diagonal_scan; and of one item
+   of kernels->diagonal_apply. */
 double carry_rates_product(const carry_rates_table *rates, int64_t n, int64_t width);
 double carry_rates_diagonal_step(const carry_rates_table *rates, int64_t elements);
 double carry_rates_diagonal(const carry_rates_table *rates, int64_t n, int64_t width);

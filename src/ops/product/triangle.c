@@ -1,5 +1,6 @@
-/* Products with triangles. If everything is finite, the plain product; else numbers that are not finite are set to
-   zero, and afterwards added to the rows that depend on them. */
+/* Products with triangles. If the rows of b that the triangle multiplies are finite, this is the plain product.
+   Otherwise their numbers that are not finite are replaced by zero for the product, and the contributions of these
+   numbers are then added to the rows of c that depend on them. */
 #include "ops/product/triangle.h"
 
 #include <math.h>
@@ -28,7 +29,7 @@ bool carry_all_finite(const float *numbers, int64_t count) {
     return finite;
 }
 
-/* Adds a[i, row] * value to column j of every row i of c that depends on this row of the triangle. */
+/* Adds a[i, first + row] * value to column j of every row i of c that depends on row first + row of b. */
 static void add_column(const carry_product *p, int64_t first, int64_t row, int64_t j, float value, bool upper) {
     int64_t begin = upper ? 0 : row;
     int64_t end = upper && row + 1 < p->m ? row + 1 : p->m;
@@ -65,8 +66,9 @@ void carry_triangle_product(const carry_kernels *kernels, const carry_product *p
     int64_t rows = product->k - first < product->m ? product->k - first : product->m;
     bool finite = true;
     if (product->base != product->c) {
-        /* This row of c depends on one row of the triangle and has zeros for the others, so numbers that are not
-           finite show in it. */
+        /* Row 0 of c (the last row if `upper`) depends on one of the triangle's rows of b, and the plain product
+           multiplies the triangle's other rows by zero: a NaN or infinity in any of them makes this row of c
+           non-finite. */
         kernels->product(product);
         finite = carry_all_finite(product->c + (upper ? product->m - 1 : 0) * product->c_row, product->n);
     } else {

@@ -14,8 +14,8 @@
 /* Rows of a block and columns of a stripe: the sums take 256 KiB, and b 128 KiB on the stack. */
 #define ROWS 512
 #define STRIPE 128
-/* k of a block. 384, which f32 products use on AVX-512, was slower here. Kernels with deeper blocks (NEON) use the
-   tiles of linear.c. */
+/* k of a block. 384, which f32 products use on AVX-512, was slower here. Kernels with blocks deeper than MOST_DEPTH
+   (NEON) use the tiles of linear.c. */
 #define DEPTH 256
 #define MOST_DEPTH 384
 #define STRIPES_PER_THREAD 4

@@ -1,11 +1,14 @@
 /* GGUF's blocks of 256: Q4_K, Q5_K and Q6_K.
 
        q4_k  f16 d, f16 dmin, 12 bytes of scales, 128 bytes                  x = d * s[j] * q - dmin * m[j]
-       q5_k  f16 d, f16 dmin, 12 bytes of scales, 32 of bits 4, 128 bytes    the same with q of 5 bits
-       q6_k  128 bytes of bits 0 to 3, 64 of bits 4 and 5, 16 int8 scales, f16 d    x = d * s[j] * (q - 32)
+       q5_k  f16 d, f16 dmin, 12 bytes of scales, 32 bytes of bit 4, 128 bytes of bits 0 to 3
+                                                                             the same with q of 5 bits
+       q6_k  128 bytes of bits 0 to 3, 64 bytes of bits 4 and 5, 16 int8 scales, f16 d
+                                                                             x = d * s[j] * (q - 32)
 
    Q4_K and Q5_K have 8 sub-blocks j of 32 columns, whose 6-bit scales s and minima m share the 12 bytes; Q6_K has 16 of
-   16 columns. Pairs of sub-blocks share bytes: the first is in the low halves. Every product here is exact in f32. */
+   16 columns. A byte of low bits holds two columns of different sub-blocks, the earlier one in its low half. Every
+   product above is exact in f32. */
 #include "ops/quantised/blocks.h"
 
 #define SUPER 256
@@ -67,8 +70,8 @@ static void decode_q5_k(float *to, const void *blocks, int64_t count) {
     }
 }
 
-/* Fits scale and minimum of 32 values, x = scale q - minimum with q from 0 to most: starts from the range of the
-   values and refines by least squares three times. */
+/* Fits scale and minimum of 32 values, x = scale q - minimum with q from 0 to most: starts from the range of 0 and the
+   values, and refines by least squares up to three times. */
 static void fit(const float *x, int most, float *scale, float *minimum) {
     float low = 0.0f;
     float high = 0.0f;
@@ -157,8 +160,8 @@ static bool finite_q5_k(const void *blocks, int64_t count) {
     return finite_k(blocks, count, Q5_K_BYTES);
 }
 
-/* Column i of a block is in half i / 128 and there in quarter (i % 128) / 32, which selects two bits of a byte of
-   `high` and one half of a byte of `low`. */
+/* Column i of a block is in half i / 128 of the block and in quarter (i % 128) / 32 of that half. The quarter selects
+   two bits of a byte of bits 4 and 5, and one half of a byte of bits 0 to 3. */
 static void decode_q6_k(float *to, const void *blocks, int64_t count) {
     const unsigned char *at = blocks;
     for (int64_t b = 0; b < count; b++, at += Q6_K_BYTES) {

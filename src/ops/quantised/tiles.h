@@ -6,10 +6,10 @@
 
        8 bits  512 bytes for 32 columns; words 0, 2: row g, columns 0..3, 4..7; words 1, 3: row g + 8
        4 bits  512 bytes for 64 columns; words 0, 2: row g, first and second 32 columns; words 1, 3: row g + 8.
-               Bits 4 i of a word hold column 2 i % 8 for i < 4, and the column after it at i + 4
+               Nibble i of a word is column 2 i of the lane's 8 for i < 4, and column 2 (i - 4) + 1 for i >= 4
 
-   A value is scale * code - minimum. Codes are signed: 4-bit ones are stored plus 8, 8-bit ones plus 128, and 8-bit
-   floats are stored unchanged. The scales of a unit, for each group of columns and g of 0..7:
+   A value is scale * code - minimum. Codes are signed integers, stored with 8 added (4 bits) or 128 added (8 bits);
+   8-bit floats are stored unchanged. The scales of a unit, for each group of columns and g of 0..7:
 
        f32, groups of 128             scale[g], scale[g + 8]
        f16, groups of 64 and 128      scale[g], scale[g + 8], minimum[g], minimum[g + 8]
@@ -18,8 +18,8 @@
        f16, groups of 16              per 64 columns: scale[g], scale[g + 8] of groups 0, 2, 1, 3
 
    Scales and minima in f16 are relative to a factor of the row, a power of two, so that all are within the type's
-   range.
-   A tile has its units, then its 16 factors in f32; tiles follow each other. Rows are padded to 16, columns to 128.
+   range. A tile has its units, then its 16 factors in f32; tiles follow each other, each padded to 128 bytes. Rows are
+   padded to 16, columns to 128.
 
    A carry_tensor of type CARRY_QUANTISED on a GPU is such a matrix: stride[0] is the number of bytes of a tile divided
    by 16, so that carry_slice takes rows whose first is a multiple of 16; stride[1] is the format's number; stride[2] is

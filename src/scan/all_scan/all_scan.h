@@ -1,9 +1,9 @@
 /* The internals of All-Scan: the interface of an algorithm, and the types and functions that it uses.
 
    Algorithms work with positions, which are ranks in the order of the recurrence: position 0 has `initial`, and
-   carry_all_scan_rank alone handles the reversed order. An algorithm posts all its receives in begin and goes as far as
-   it can in poll, with or without waiting. The message that it handles next never depends on timing, so neither do the
-   bits of its results.
+   carry_all_scan_rank alone handles the reversed order. An algorithm posts all its receives in begin and does in poll
+   what the messages that have arrived allow, or everything if it may wait. The message that it handles next never
+   depends on timing, so neither do the bits of its results.
 
    Algorithms access states, maps and messages only through carry_all_scan_arith, so that a simulator can charge time
    instead of computing. Message sizes are functions of problem, blocks, position and round. */
@@ -63,8 +63,9 @@ typedef struct carry_all_scan_map {
 
 #define CARRY_ALL_SCAN_WALKED 512 /* largest K: a block keeps some columns of a state in shared memory */
 
-/* Processes positions 0..count-1 in order, for some heads: states[q] = M[q] states[q-1] + L[q] according to its role,
-   from a zero state. states, L: [count, heads, K, V]; M: [count, heads, map]. states must not be L. */
+/* Processes positions 0..count-1 in order, for some heads: states[q] = M[q] states[q-1] + L[q], or L[q] alone, or
+   states[q-1], depending on role[q]. The state before position 0 is zero. states, L: [count, heads, K, V]; M: [count,
+   heads, map]. states must not be L. */
 typedef struct carry_all_scan_walk {
     float *states;
     const float *L, *M;
@@ -188,8 +189,8 @@ static inline double carry_all_scan_far_byte(const carry_all_scan_machine *m, in
 /* all_scan_plan.c: estimates the number of nodes from the share of neighbours with the slowest link; 1: all ranks are
    near. */
 double carry_all_scan_nodes(const carry_all_scan_machine *machine, int ranks);
-/* all_scan_plan.c: returns the predicted seconds. If *blocks is 0 and the algorithm divides states, it chooses the
-   number. Has no side effects. */
+/* all_scan_plan.c: returns the predicted seconds. If *blocks is 0 and the algorithm divides states into blocks, it is
+   set to the number that is fastest. */
 double carry_all_scan_predict(const carry_all_scan_algorithm *algorithm, const carry_all_scan_problem *problem,
                               int ranks, const carry_all_scan_machine *machine, int64_t *blocks);
 /* Sets algorithm, blocks, seconds and about of a plan whose machine is known. */
@@ -223,12 +224,12 @@ carry_status carry_all_scan_receive(carry_all_scan_plan *plan, int64_t request, 
 /* Sets *here once the request has completed, which is always so with `wait`. */
 carry_status carry_all_scan_arrived(carry_all_scan_plan *plan, carry_request *request, bool wait, bool *here);
 
-/* The bytes of a pair in a message: a line of 64 bytes with the role, then L, then the map with `numbers` floats for
-   each head (0: no map). */
+/* The size in bytes of a pair (L and the map M) in a message: 64 bytes for the role, then L, then the map with
+   `numbers` elements for each head (0: no map), both in the type of messages and padded to a multiple of 64 bytes. */
 #define CARRY_ALL_SCAN_LINE 64
 size_t carry_all_scan_pair_bytes(const carry_all_scan_problem *problem, int64_t numbers);
-/* Write the role into a message that is about to be packed and sent; read it from the message of a completed
-   request. */
+/* put_role writes the role into a message that is about to be packed and sent; get_role reads it from the message of a
+   completed request. */
 void carry_all_scan_put_role(carry_all_scan_plan *plan, void *message, size_t bytes, carry_all_scan_role role);
 carry_all_scan_role carry_all_scan_get_role(const carry_all_scan_plan *plan, int64_t request, const void *message);
 carry_status carry_all_scan_send_pair(carry_all_scan_plan *plan, int64_t request, const void *from, size_t bytes,
@@ -244,8 +245,8 @@ carry_status carry_all_scan_device_open(carry_all_scan_plan *plan);
 void carry_all_scan_device_close(carry_all_scan_plan *plan);
 carry_status carry_all_scan_enter(carry_all_scan_plan *plan, bool begins);
 carry_status carry_all_scan_exit(carry_all_scan_plan *plan, bool ends);
-/* Seconds for a product and for a composition of all heads, bytes/s of packing, and seconds for a position of a
-   walk. */
+/* Measures the seconds of a product and of a composition of all heads, the seconds for each byte that packing reads or
+   writes (rate), and the seconds for a position of a walk. */
 carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate,
                                            double *step);
 /* cuda/all_scan.cu: creates a stream with high priority, since other ranks wait for its work. */

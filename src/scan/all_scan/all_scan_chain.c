@@ -1,10 +1,10 @@
 /* Chain: each position passes the state on to the next, in blocks of columns, which are independent of each other.
-   While one block is multiplied, the one before it travels. M never leaves its rank, and the bytes that a rank receives
+   While one block is multiplied, the previous one is sent. M never leaves its rank, and the bytes that a rank receives
    do not grow with the number of ranks. "serial" is the chain with one block.
 
    Blocks are whole heads, or columns of heads if there are more blocks than heads. A block of heads is contiguous in
-   memory, so f32 needs no copy at either end. A rank whose role is a cut sends L at once. A rank that passes the state
-   on forwards the bytes that it received. */
+   memory, so f32 needs no copy at either end. A rank in which a sequence starts (CARRY_ALL_SCAN_CUT) sends L at once. A
+   rank without tokens (CARRY_ALL_SCAN_PASS) forwards the bytes that it received. */
 #include "scan/all_scan/all_scan.h"
 
 typedef struct layout {
@@ -75,8 +75,8 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
     return carry_all_scan_fits((size_t)largest_block(p, blocks) * carry_dtype_size(p->wire), why, why_size);
 }
 
-/* P-1 hops for the first block, plus the time of the slowest stage for each further block. The latency of further
-   blocks is hidden. */
+/* P-1 hops for the first block, plus the overhead and the time of the slowest hop without its latency for each further
+   block: the latency of further blocks is hidden. */
 static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks) {
     const carry_all_scan_problem *p = &shape->problem;
     const carry_all_scan_block block = block_at(p, blocks, 0);

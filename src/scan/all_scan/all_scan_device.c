@@ -1,7 +1,7 @@
-/* Plans whose states are in GPU memory. Products, copies and messages are enqueued on a separate stream of the plan. It
-   starts after the work that was on the caller's stream at begin, and at the end the caller's stream waits for it. So
-   states travel while the caller's stream computes, and the CPU waits only for the CPUs of other ranks. While a
-   function of the plan runs, this stream is the context's stream, since messages and kernels use that one. */
+/* Plans whose states are in GPU memory. Products, copies and messages are enqueued on a separate stream of the plan.
+   The plan's stream starts after the work that was on the caller's stream at begin, and at the end the caller's stream
+   waits for it. So states travel while the caller's stream computes, and the CPU waits only for the CPUs of other
+   ranks. While a function of the plan runs, its stream is the context's stream, which messages and kernels use. */
 #include <math.h>
 
 #include "carry/device.h"

@@ -1,10 +1,11 @@
 /* Doubling: in round r, each position sends the combined effect of the 2^r positions up to it, as one pair (M, L), to
-   the position 2^r after it, which composes the pairs. After log2 (P-1) rounds each position holds the state that
-   leaves it, and hands it over to the next.
+   the position 2^r after it, which composes the pairs. After ceil(log2 (P-1)) rounds each position but the last has
+   the state that leaves it, and sends it to the next (the hand-over).
 
-   Position 0 folds `initial` into its L, so a pair that reaches back to it is complete: its M is zero and is not sent,
-   and its receiver is complete too. Position and round determine this. No rank needs the pair of the last position: it
-   only receives, at the end. A cut is M = 0 and a rank without tokens M = 1, as roles of pairs.
+   Position 0 folds `initial` into its L, so a pair that reaches back to position 0 is complete: its M is zero and is
+   not sent, and the pair of its receiver is complete too. Position and round determine which pairs are complete. No
+   rank needs the pair of the last position, which only receives the hand-over. The role of a pair (carry_all_scan_role)
+   says that M is zero, since a sequence starts in the rank, or that M is the identity, since the rank has no tokens.
 
    Maps given as factors are made dense, since composed factors would grow. Transposed maps stay as stored and are
    composed in reverse order. */
@@ -35,8 +36,8 @@ static size_t bytes_from(const carry_all_scan_problem *p, int64_t position, int 
     return carry_all_scan_pair_bytes(p, is_complete(position, round) ? 0 : carry_all_scan_map_floats(p));
 }
 
-/* The position that a round's message comes from or goes to, or -1. Round `rounds` is the hand-over to the next
-   position. */
+/* sender, receiver: the position that a round's message comes from or goes to, or -1 for no message. Round rounds_of()
+   is the hand-over to the next position. */
 static int64_t sender(const carry_all_scan_plan *plan, int round) {
     const int rounds = rounds_of(plan->shape.ranks);
     if (round == rounds) {

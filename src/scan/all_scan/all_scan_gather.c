@@ -1,6 +1,7 @@
-/* Gather: LASP-2's all-gather, with transitions. Every position sends its pair (M, L) to all later ones, and each
-   position applies the pairs of those before it in order, as they arrive: K K V for each pair, never M M. The depth is
-   one message, but the bytes that a rank receives and its work grow with the number of ranks.
+/* Gather: LASP-2's all-gather, with transitions. Every position sends its pair (M, L) to all later positions. Each
+   position applies the pairs of all earlier positions in order, as they arrive. A pair costs K K V multiply-adds per
+   head; maps are never multiplied with each other. The depth is one message, but the bytes that a rank receives and its
+   work grow with the number of ranks.
 
    It sends less than an all-gather: pairs go only to later positions, position 0 folds `initial` in and sends no M, and
    maps given as factors are sent as factors if that is smaller. */
@@ -197,8 +198,8 @@ static void apply_pair(carry_all_scan_plan *plan, const layout *l, int position)
     plan->S = out;
 }
 
-/* The position that receives this position's pair in a step. The last position receives the pairs in the order in which
-   it needs them. In every step each position receives about one pair, so that no link delivers to many at once. */
+/* The position that receives this position's pair in a step. The order of receivers is rotated by the sender's
+   position, so that in every step each position receives about one pair and no link delivers many at once. */
 static int receiver_at(const carry_all_scan_plan *plan, int64_t step) {
     const int64_t others = plan->shape.ranks - 1 - plan->position;
     const int64_t before_last = (step - plan->position % others + others) % others;

@@ -1,14 +1,15 @@
-/* Heads: every position scans some heads over all positions. Each position sends to each other position its pair (M, L)
-   for that one's heads, and gets back the states of its own position. This takes two exchanges between all ranks, for
-   any number of ranks, and each rank receives (P-1)/P of one pair and of one state. The walk over positions is one
-   launch on a GPU.
+/* Heads: every position scans some heads over all positions. Each position sends every other position its pair (M, L)
+   for the receiver's heads, and gets back, for those heads, the state that enters its own position. This takes two
+   exchanges between all ranks, for any number of ranks, and each rank receives (P-1)/P of one pair and of one state.
+   The walk over positions is one launch on a GPU.
 
    Inside a node, latency decides: the chain waits for P-1 messages one after the other, this algorithm for two. With
-   gather, every rank receives and applies all pairs; here it is a P-th of them. Across nodes, the messages are many and
-   small.
+   gather, the last rank receives and applies the pairs of all other ranks; here every rank handles a P-th of each.
+   Across nodes, the messages are many and small.
 
-   A cut is M = 0 and a rank without tokens M = 1, as roles of pairs; position 0 folds `initial` in. Maps given as
-   factors are made dense. */
+   The role of a pair (carry_all_scan_role) says that M is zero, since a sequence starts in the rank, or that M is the
+   identity, since the rank has no tokens. Position 0 applies its pair to `initial` and sends the resulting state. Maps
+   given as factors are made dense. */
 #include "scan/all_scan/all_scan.h"
 
 typedef struct layout {
@@ -86,8 +87,8 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
 }
 
 /* All-to-all messages compete for ports, and messages behind one that waits are delayed too. Returns the factor by
-   which they take longer, from simulations (docs/attempts/ranks.md). If all ranks have heads, it grows with the number
-   of nodes, and more so if some ranks have one head more than others. */
+   which the exchange takes longer, from simulations (docs/attempts/ranks.md). If all ranks have heads, the factor grows
+   with the number of nodes, and more so if some ranks have one head more than others. */
 static double crowding(const carry_all_scan_shape *shape, double nodes) {
     const int64_t heads = shape->problem.heads;
     if (nodes < 2.5) {

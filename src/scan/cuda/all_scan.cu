@@ -130,8 +130,8 @@ __global__ void move(To *to, ptrdiff_t to_head, ptrdiff_t to_row, const From *fr
     }
 }
 
-/* A walk. A block has WALKED columns of a head and keeps its state in shared memory from position to position. Its
-   threads share rows and columns. M is read from global memory; the threads of a row read that row of it. */
+/* A walk over positions. A block has WALKED columns of a head and keeps their state in shared memory. Its threads
+   divide the rows and columns among themselves. M is read from global memory, each row by the threads of that row. */
 constexpr int WALKED = 8, STEPS = 256;
 
 struct steps {

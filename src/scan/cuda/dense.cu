@@ -1,6 +1,6 @@
 /* Scans with dense transitions on GPUs: the family of kernels that scan/cuda/cuda.c uses. The kernels are in
-   dense_cyclic.cu, dense_tree.cu, dense_groups.cu, dense_chunks.cu and dense_doubling.cu; dense.cuh has their shared
-   declarations. */
+   dense_cyclic.cu, dense_tree.cu, dense_groups.cu, dense_chunks.cu, dense_doubling.cu and dense_hopper.cu; dense.cuh
+   has their shared declarations. */
 #include <cuda_runtime.h>
 
 #include <math.h>
@@ -124,8 +124,8 @@ static cudaError_t blocks_of(const layout *l, int *blocks) {
     return error;
 }
 
-/* Runs the way up of a reduction's first level with Hopper's warpgroup products, if they support the shape. The kernel
-   does the rest. */
+/* If the GPU and the shape allow it, runs the way up of the first level of a cyclic reduction with Hopper's warpgroup
+   products (dense_hopper.cu). The kernel of the scan (l->kernel) does the rest. */
 static cudaError_t fold_first(layout *l, const carry_scan_work *work, carry_cuda_method method) {
     dense::level_data *first = &l->p.level[0];
     bool fits = method == CARRY_CUDA_CYCLIC && l->p.levels > 1 && l->p.n == 128 && l->p.width == 1 &&

@@ -1,8 +1,8 @@
 /* The dense scans on GPUs: kernel arguments, and the five kernels that take them.
 
-   The kernels and their algorithms: cyclic is cyclic, tree is blelloch, groups is matmul, doubling is hillis_steele,
-   chunks is chunkwise and sequential. Each is one persistent kernel that combines the elements of a visit in shared
-   memory and has a grid barrier between levels.
+   Algorithms of the table (scan/table.c) and their kernels: cyclic: cyclic; blelloch: tree; matmul: groups;
+   hillis_steele: doubling; chunkwise and sequential: chunks. Each is one persistent kernel that combines elements in
+   shared memory and has grid barriers between its levels (dense_levels.h), rounds or phases.
 
    Transitions stay in their storage type E; sums and values are f32. n is padded with zeros to SIZE = 16, 32, 64 or
    128, in shared memory only. Transposed transitions stay as stored and are multiplied in reverse order:

@@ -126,8 +126,8 @@ template <typename E, int SIZE> __device__ void store(E *matrix, const E *from, 
     }
 }
 
-/* The product of two slots, in the registers of the block's threads. 16-bit types use tensor cores. Warps are arranged
-   DOWN by ACROSS, each with a tile of 16 HIGH by 8 WIDE. */
+/* The product of two slots, in the registers of the block's threads. 16-bit types use tensor cores. There are DOWN x
+   ACROSS warps, each with a tile of 16 * HIGH rows by 8 * WIDE columns. */
 template <typename E, int SIZE> struct product {
     static constexpr int ROW = slot<E, SIZE>::ROW;
     static constexpr int HIGH = SIZE == 128 ? 2 : 1;
@@ -338,7 +338,7 @@ __device__ void apply(float *y, const float *base, const E *A, bool transposed, 
     }
 }
 
-/* to = later * earlier, and y += later * x. `to` may be one of the two. All operands must be visible to the block
+/* to = later * earlier, and y += later * x. `to` may be `later` or `earlier`. All operands must be visible to the block
    before the call, and all results are visible after it. */
 template <typename E, int SIZE>
 __device__ void combine(const params &p, E *to, const E *later, const E *earlier, float *y, const float *x) {
@@ -404,9 +404,9 @@ template <typename E, int SIZE, typename Cursor> struct ring {
     }
 };
 
-/* Copies values of `members` elements, from the steps where they end, between an array and shared memory. In shared
-   memory they are `apart` floats from each other. A thread always handles the same elements, so a tile may be stored
-   and loaded again without a barrier. */
+/* load_tile, store_tile: copy the values of `members` elements between an array, where they are at steps first, first +
+   next, ..., and shared memory, where they are `apart` floats from each other. A thread always handles the same
+   numbers, so a tile may be stored and loaded again without a barrier. */
 __device__ inline void load_tile(float *tile, int64_t apart, const array &from, int64_t item, int64_t first,
                                  int64_t next, int members, int size) {
     constexpr int AT_ONCE = 8; /* loads that wait for memory together */
@@ -457,8 +457,9 @@ __device__ inline void load_state(float *state, const array &from, int64_t item,
     }
 }
 
-/* Sets elements beyond n to zero. Fetches and stores never write there. Products do: they multiply these zeros by the
-   other factor, and with NaN or infinity the result is not zero (clear_products). */
+/* Clears shared memory if n < SIZE, so that rows and columns beyond n are zeros. Fetches never write to them, but
+   products do: they multiply these zeros by the other factor, and with NaN or infinity the result is not zero
+   (clear_products). */
 template <typename E, int SIZE> __device__ void clear_shared(void *shared, size_t bytes, int n) {
     if (n == SIZE) {
         return;

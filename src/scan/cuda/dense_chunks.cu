@@ -144,8 +144,8 @@ template <typename E, int SIZE> struct chunks {
         coming.finish();
     }
 
-    /* h = A h + b over ranges. h0 enters range 0, and the entry of `states` before it enters another range. The
-       transitions of steps may be prefetched before the states are known. */
+    /* h = A h + b over ranges. The state that enters range 0 is h0; the state that enters range r > 0 is entry r - 1 of
+       `states`. waits: `states` is known only after a grid barrier; transitions are prefetched before it. */
     __device__ void walk(const ranges &r, const array &b, const array &h, const array &states, bool waits) const {
         ring<E, SIZE, range_cursor<E>> coming(slots, p.slots, p.n, range_cursor<E>(r));
         if (waits) {
@@ -165,8 +165,8 @@ template <typename E, int SIZE> struct chunks {
                     float *y = values + i * apart;
                     const float *x = i == 0 ? state : y - apart;
                     coming.wait(1);
-                    /* If a last block of one column took the other function, it would read rows beyond n that wider
-                       blocks have left. */
+                    /* The choice depends on p.columns, not on w: apply_column needs zeros in rows beyond n, and in a
+                       last block of a single column these rows hold values of the wider blocks before it. */
                     if (p.columns == 1) {
                         apply_column<E, SIZE>(y, y, coming.at(0), p.transposed, x, p.n);
                     } else {

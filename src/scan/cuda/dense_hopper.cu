@@ -1,5 +1,6 @@
 /* The first level of a dense cyclic reduction on Hopper GPUs: each visit of `radix` transitions of 128 x 128 is folded
-   into one, P = A[r-1] ... A[0], and its value, y[e] = b[e] + A[e] y[e-1], for single columns of f16 and bf16.
+   into one, P = A[r-1] ... A[0], and its value, y[e] = b[e] + A[e] y[e-1], for transitions in f16 or bf16 and values of
+   one column.
 
    The product so far stays in registers, transposed. Two warpgroups hold 64 columns of P each as the sums of a
    product; rounded to 16 bits, these are the left operand of the next product: P'^T = P^T A^T. The right operand is
@@ -232,8 +233,8 @@ template <typename E> __device__ __forceinline__ void walk(const fold_job &job, 
         fetch(added[i]);
     }
     int stage = 0;
-    int emptied = STAGES - 1; /* the stage that is filled next, and the phase of its barrier */
-    int emptied_parity = 1;
+    int emptied = STAGES - 1; /* the next stage to fill */
+    int emptied_parity = 1;   /* phase of its barrier */
     for (int64_t i = 0; !here.done(); i++) {
         copy_wait_for<STAGES - 2>();
         hopper::fence_async();
@@ -310,8 +311,8 @@ __global__ void __launch_bounds__(ALL_THREADS, 1) dense_fold(const __grid_consta
 #endif
 }
 
-/* Returns true if the GPU and the build support it. The kernel is empty except in code for sm_90a, which a build may
-   not have. */
+/* Returns true if the GPU and the build support fold(). The kernel is empty except in code for sm_90a, which a build
+   may not have; an empty kernel uses few registers. */
 bool fold_works(int device) {
     int major = 0;
     int minor = 0;

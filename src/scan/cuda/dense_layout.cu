@@ -89,8 +89,9 @@ static array take_values(carry_arena *arena, const carry_scan_shape *shape, int6
     return array{carry_arena_take(arena, elements, sizeof(float)), F32, count * size, size};
 }
 
-/* Chooses the heights of the levels' visits with the least cost: the products that a block does one after the other,
-   and two grid barriers for each level. best[s] is the least cost of the rest when elements have 2^s steps. */
+/* Chooses the height of the visits of each level (2^height elements) for the least cost: the products that a block does
+   one after the other, and two grid barriers for each level. best[s] is the least cost of the rest when elements have
+   2^s steps. */
 static int choose_heights(const layout *l, const carry_scan_shape *shape, int most, int *heights) {
     int top = 0;
     while (((int64_t)1 << top) < shape->steps) {
@@ -127,8 +128,8 @@ static int choose_heights(const layout *l, const carry_scan_shape *shape, int mo
     return levels;
 }
 
-/* Chooses the heights at which a reduction stops, and the number of levels after which the rest is solved directly. It
-   takes the choice with the least cost: products and applications that a block does one after the other, plus a fixed
+/* Chooses the height of the visits of each level of a reduction, and the number of levels after which the rest is
+   solved directly, for the least cost: products and applications that a block does one after the other, plus a fixed
    cost for each level. */
 static int choose_visits(const layout *l, const carry_scan_shape *shape, int *heights) {
     int top = 0;
@@ -279,8 +280,8 @@ static bool lay_out_groups(layout *l, const carry_scan_shape *shape, size_t budg
     return true;
 }
 
-/* The steps of a chunk: all of them if the batch fills the GPU. Otherwise enough that the walk over the ends of chunks
-   costs no more than a chunk does. */
+/* The steps of a chunk: the caller's number if it gave one, else all if the batch fills the GPU. Otherwise an equal
+   share for each resident block, or more if the walk over the ends of chunks would cost more than a chunk. */
 static int64_t choose_chunk(const layout *l, const carry_scan_shape *shape) {
     if (shape->chunk > 0) {
         return shape->chunk < shape->steps ? shape->chunk : shape->steps;

@@ -70,8 +70,8 @@ double bytes_of(const carry_scan_shape *s) {
             (double)s->width * (double)(carry_dtype_size(s->b.dtype) + carry_dtype_size(s->h.dtype)));
 }
 
-/* Data movement at the rate of memory or of the cache. If there are too few threads to fill the GPU, one latency for
-   every batch of loads that a thread waits for. */
+/* Returns the predicted seconds: the time to move the data at the rate of memory or of the cache or, if there are too
+   few threads to fill the GPU, one latency for every batch of loads that a thread waits for. */
 double cost(const carry_scan_shape *s, carry_cuda_method method) {
     const carry_gpu *gpu = s->gpu;
     double bytes = bytes_of(s);
@@ -123,8 +123,8 @@ carry_lane_array lane_array(const carry_scan_array *a) {
     return {a->data, (int64_t)a->item, (int)a->step, a->dtype};
 }
 
-/* Additions and multiplications for each element of b: one multiply-add to reduce and one to fill in; trees and
-   triangles need more. */
+/* Returns the number of additions and multiplications: for each element of b one multiply-add (sequential), the
+   products with triangles (matmul), or one multiply-add to reduce and one to fill in. */
 double flops_of(const carry_scan_work *w, carry_cuda_method method) {
     double elements = channels_of(w) * (double)w->steps;
     switch (method) {

@@ -9,7 +9,8 @@
 #include "scan/cuda/cuda_types.cuh"
 
 /* An array over (sequence, step) on the device. Strides over steps are at most CARRY_MOST_STEP elements, so that small
-   multiples fit 32 bits. With 64-bit addresses they would be half of the instructions of a small scan. */
+   multiples of them fit 32 bits. With 64-bit strides, address arithmetic would be half of the instructions of a small
+   scan. */
 struct carry_lane_array {
     void *data;
     int64_t item;
@@ -31,8 +32,8 @@ struct carry_diagonal {
     int channel_blocks;
 };
 
-/* The row of a channel. It avoids the division if w is a power of two, since a division is a tenth of a small scan's
-   instructions. */
+/* The row of a channel. If w is a power of two, a shift replaces the division, which would be a tenth of the
+   instructions of a small scan. */
 static __device__ __forceinline__ int carry_row(const carry_diagonal &d, int channel) {
     return d.width_log2 >= 0 ? channel >> d.width_log2 : channel / d.width;
 }

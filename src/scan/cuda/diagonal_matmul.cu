@@ -255,8 +255,8 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
     }
 };
 
-/* A block has blockDim.y warps: 2^along_log2 of them along time, the others beside them. groups: the number of groups
-   of 16 TILES channels in a row. */
+/* The warps of a block form sets of 2^along_log2. The warps of a set take successive steps of the same 16 TILES
+   channels; each set has other channels. groups: number of groups of 16 TILES channels in a row. */
 template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES>
 __global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
                                                           : TILES == 1 ? 4
@@ -350,8 +350,9 @@ cudaError_t launch(const carry_diagonal &d, int most, int beside, cudaStream_t s
     return cudaGetLastError();
 }
 
-/* With few channels, four or eight warps are along time. With many, a warp walks through time, with other warps beside
-   it that read the same decays. docs/attempts/cuda.md lists what was tried. */
+/* With few channels, up to four or eight warps are along time. With many, a block has four warps: two along time for
+   16-bit values, else one, and the others beside them, which read the same decays if they are in the same row.
+   docs/attempts/cuda.md lists what was tried. */
 template <typename TA, typename TB, typename TH, int RADIX>
 cudaError_t launch_form(const carry_diagonal &d, bool wide, cudaStream_t stream) {
     if (!wide) {

@@ -8,8 +8,8 @@
 
    Entries of the triangle are products of neighbouring decays, by doubling over the lanes: no division, so decays
    may be zero. Products are m16n8k8 of tf32 with f32 sums. A factor is split in two, x = high + low: high is x
-   truncated to tf32, low is the exact rest, which the tensor core truncates; low x low is left out. The error stays
-   at 2^-21 of a product. bf16 and f16 values are exact in tf32, so b in 16 bits needs no low part. */
+   truncated to tf32, low is the exact rest, which the tensor core truncates; low x low is left out. The error is
+   below 2^-19 of a product. bf16 and f16 values are exact in tf32, so b in 16 bits needs no low part. */
 #ifndef CARRY_SCAN_DIAGONAL_MATMUL_CUH
 #define CARRY_SCAN_DIAGONAL_MATMUL_CUH
 
@@ -136,10 +136,13 @@ template <int RADIX> struct triangle {
     }
 };
 
-/* Computes the states that enter each of a warp's units from the ends of all units. `ends` has the ends of 16 channels,
-   `decays` the decays of `units` units. This warp's units start at `own` and are within one group of four. state:
-   enters the block. The columns of the product are this warp's units, each repeated so that every lane gets all its
-   results: before[u][0] for the channel at g, [1] for the one at g + 8. Lane q has the ends of units 4q to 4q + 3. */
+/* Computes `before`, the states that enter each of this warp's units: before[u][0] for channel g of 16, [1] for channel
+   g + 8. `ends` has the final states of all `units` units from a zero state, for 16 channels; `decays` has the decays
+   of the units; `state` is the state that enters the block. This warp's units start at `own` and are within one group
+   of four.
+
+   This is a product whose columns are this warp's units, each repeated so that every lane gets all its results. Lane q
+   of a group of four lanes has the ends of units 4q to 4q + 3. */
 template <int UNITS>
 __device__ __forceinline__ void enter_units(float (&before)[UNITS][2], const float *ends, const float *decays,
                                             int units, int own, const float (&state)[2], bool has_state) {

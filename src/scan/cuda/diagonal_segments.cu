@@ -5,11 +5,13 @@
    warp fills in its steps, which are still in registers, from the state that enters them. Every byte moves once. If
    a block cannot hold all of time at once, it goes tile by tile and carries the state from one to the next.
 
-   The methods differ in how elements are combined, inside a segment and between segments:
+   The methods differ in how elements are combined. Inside a segment, chunkwise combines them one after the other, and
+   the other methods as a tree. Between segments:
      chunkwise      one after the other
      hillis_steele  by doubling
-     blelloch       up a tree, then down with the operator itself
-     cyclic         up a tree of pairs, then down filling in the even ones */
+     blelloch       up a tree, then down with whole elements (decays and values)
+     cyclic         up the same tree, then down with values only
+   With one channel for each thread, blelloch and cyclic both use tree_over. */
 #include "scan/cuda/diagonal.cuh"
 
 namespace {
@@ -44,7 +46,7 @@ template <int V> struct exchange {
 };
 
 /* The functions below set element[s] to the combination of segments 0..s, an inclusive prefix. Since segment 0 includes
-   the state that enters the tile, it is a state. */
+   the state that enters the tile, the value of each prefix is the state at the end of segment s. */
 /* Each round writes one half of the exchange and reads the other, so that one barrier for each round is enough. Returns
    the half that was written last. */
 template <int V>
@@ -68,10 +70,11 @@ static __device__ exchange<V> prefix_doubling(exchange<V> here, exchange<V> ther
     return here;
 }
 
-/* Up: element s covers 2^level segments. Down: inclusive prefixes from the same tree, for any number of segments. Both
-   methods share the way up. On the way down blelloch combines whole elements (decays and values), while cyclic only
-   fills in values, since the prefix before an even element is already a state. A warp keeps its own element in
-   registers. */
+/* The tree of blelloch and cyclic, for any number of segments. Up: at each `width`, element s with s + 1 a multiple of
+   2 width absorbs element s - width, and then covers 2 width segments. Down: element s with s + 1 an odd multiple of
+   `width` (3 or more) absorbs element s - width, which is already a prefix, and becomes a prefix too. On the way down
+   blelloch combines whole elements (decays and values). cyclic combines only the values, which is enough since every
+   prefix is a state. A warp keeps its own element in registers. */
 template <int V, bool WITH_DECAYS>
 static __device__ void prefix_tree(const exchange<V> &e, float a, float (&b)[V], int segments) {
     int s = (int)threadIdx.y;

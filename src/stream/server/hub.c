@@ -65,9 +65,9 @@ uint64_t carry_hub_released_end(const carry_hub *hub, double now) {
     return end;
 }
 
-/* When the new frame is to be shown. The interval between frames follows the rate at which chunks arrive. It is 5%
-   shorter than that rate needs, so that the queue shrinks; it gets shorter faster than it gets longer; and it is
-   never shorter than the requested pace. */
+/* When the new frame is to be shown. The interval between frames follows the rate at which chunks arrive. Its goal is
+   5% shorter than that rate needs, so that the queue shrinks, but at least 1 / fps and at most SLOWEST seconds (at
+   most 1 / fps if that is longer). The interval gets shorter faster than it gets longer. */
 static double release_time(carry_hub *hub, double now, uint64_t chunk) {
     if (hub->fps <= 0.0) {
         return now;

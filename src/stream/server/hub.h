@@ -36,7 +36,8 @@ typedef struct carry_stream_figures {
     uint64_t prompt_between; /* chunks that began to be shown in between, still without the change */
     /* How often the last step of a chunk was repeated for a prompt that arrived during it. */
     uint64_t prompt_steps_again;
-    /* The number of changes shown, and how many of them had a known period; sums and maxima over them. */
+    /* Number of changes of prompts that were shown, and of those shown while the period was known (without it,
+       prompt_chunks is 0); then sums and maxima of prompt_seconds, prompt_chunks and prompt_between over changes. */
     uint64_t prompt_changes, prompt_timed;
     double prompt_sum, prompt_most, prompt_chunks_sum, prompt_chunks_most;
     uint64_t prompt_between_most;

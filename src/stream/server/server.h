@@ -2,7 +2,7 @@
 
    GET /                the page (one file without external resources)
    GET /frame.jpg       the newest frame
-   GET /healthz         200 while chunks arrive, else 503; /health too
+   GET /healthz         200 while frames arrive or the stream is paused, else 503; /health too
    GET /metrics         Prometheus text
    GET /api/state       controls and figures as JSON
    POST /api/controls   the controls of controls.h: 204, or 400 with an error message
@@ -13,8 +13,8 @@
 
    The server has one thread. Limits apply to the sizes of requests, headers and messages, to the number of viewers,
    and to the time of a slow request; each viewer has its own backpressure (hub.h). On addresses other than loopback
-   a token is needed, in `Authorization: Bearer` or `?token=`; it is compared in constant time. Requests from other
-   origins are refused. */
+   a token is needed, in `Authorization: Bearer`, `X-Api-Key` or `?token=`; it is compared in constant time. Requests
+   from other origins are refused. */
 #ifndef CARRY_STREAM_SERVER_H
 #define CARRY_STREAM_SERVER_H
 

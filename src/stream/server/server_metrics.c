@@ -192,7 +192,7 @@ void carry_server_metrics(carry_server *server, carry_json_text *text) {
 }
 
 /* Three times the longest expected interval between two frames: a chunk (its period, or the sum of its stage times,
-   since the first chunk has no period) or the pace. At least QUIET. */
+   since the first chunk has no period) or AT_ONCE frames at the pace. At least QUIET seconds. */
 double carry_server_quiet(const carry_server *server) {
     carry_stream_figures figures;
     int width, height;

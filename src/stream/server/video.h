@@ -1,10 +1,10 @@
 /* Video input: a Motion JPEG file (.avi), a folder of JPEGs in the order of their names, or a camera (/dev/videoN,
    V4L2, with Motion JPEG or YUYV).
 
-   A live source is a camera, or a file that plays at its own rate. A thread reads it and keeps the newest frames; a
-   slow reader gets those, and older frames are dropped and counted. Any other source gives every frame. A damaged
-   frame is skipped with a warning, and so are bytes after the last complete frame of a file. Many damaged frames in
-   a row end the video. */
+   A live source is a camera, or a file or folder that plays at its frame rate. A thread reads it and keeps the newest
+   frames; a slow reader gets those, and older frames are dropped and counted. Any other source gives every frame. A
+   damaged frame is skipped with a warning, and so are bytes after the last complete frame of a file. Many damaged
+   frames in a row end the video. */
 #ifndef CARRY_STREAM_VIDEO_H
 #define CARRY_STREAM_VIDEO_H
 

@@ -29,10 +29,10 @@ carry_status carry_cursor_new(carry_ctx *ctx, carry_cursor **made, const carry_t
 void carry_cursor_free(carry_cursor *cursor);
 
 /* Clears the bits of tokens that may not follow; bit i % 32 of word i / 32 is token i. Returns false if this took more
-   work than CARRY_CONSTRAINT_WORK, or memory ran out. */
+   work than CARRY_CONSTRAINT_WORK, or memory ran out; the cursor cannot be used after that. */
 bool carry_cursor_allow(carry_cursor *cursor, const int32_t *ends, int64_t end_count, uint32_t *mask, int64_t words);
 /* Advances the cursor by a token; special tokens are ignored. Returns false as above, or if the token was not
-   allowed. */
+   allowed; the cursor cannot be used after that. */
 bool carry_cursor_take(carry_cursor *cursor, int64_t token);
 bool carry_cursor_is_whole(const carry_cursor *cursor);    /* the text may end here */
 bool carry_cursor_is_finished(const carry_cursor *cursor); /* the text may end here and may not continue */

@@ -5,8 +5,8 @@
    Graphs are built from their ends: a function takes the node that follows and returns the node where its part starts.
    After a failure, functions return the end node; carry_grammar_finish reports the first failure.
 
-   Calls nest at most CARRY_GRAMMAR_DEPTH deep. Each node has `need`, the depth of calls that its shortest path to the
-   end takes, so that no text is started that could not end within this limit. */
+   Calls nest at most CARRY_GRAMMAR_DEPTH deep. Each node has `need`, the smallest depth of calls with which the
+   end of its rule can be reached, so that no text is started that could not end within this limit. */
 #ifndef CARRY_TOKENIZER_CONSTRAINT_GRAMMAR_H
 #define CARRY_TOKENIZER_CONSTRAINT_GRAMMAR_H
 

@@ -8,8 +8,10 @@
 
    Supported: type, enum, const, properties, required, additionalProperties, items, prefixItems, minItems, maxItems,
    minLength, maxLength, pattern, format (a list of names), minimum, maximum, exclusiveMinimum, exclusiveMaximum, anyOf,
-   oneOf of alternatives that exclude each other by their types, allOf of one schema, $ref inside the document, $defs,
-   definitions, and annotations. Other keywords are refused by name. */
+   oneOf of alternatives that exclude each other by their types or by the const of a required property, allOf of one
+   schema, $ref inside the document, $defs, definitions, and annotations. Limits of numbers that are not integers must
+   be whole and not exclusive; pattern, format and lengths are not supported together. Other keywords are refused by
+   name. */
 #ifndef CARRY_TOKENIZER_CONSTRAINT_SCHEMA_H
 #define CARRY_TOKENIZER_CONSTRAINT_SCHEMA_H
 

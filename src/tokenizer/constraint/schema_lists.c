@@ -107,8 +107,9 @@ static int by_name(const void *a, const void *b) {
     return order != 0 ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-/* Reads the rest of a name that is not a member's, after `at` bytes that it shares with members first to last - 1.
-   Characters that need an escape are left out, so that each name has only one form. */
+/* Builds the graph for the rest of a name that is not the name of a listed member, after `at` bytes that are also the
+   first bytes of the names of members first to last - 1. Characters that need an escape are not allowed, so that each
+   name has only one form. */
 static uint32_t other_name(carry_schema *s, const member *m, size_t first, size_t last, size_t at, uint32_t free_text,
                            uint32_t close) {
     carry_characters set = {0};

@@ -51,8 +51,8 @@ static uint32_t shared_bytes(const entry *one, const entry *other) {
     return shared;
 }
 
-/* Makes the nodes in the order of a depth-first walk. The `after` of a node is set when a node follows that is not
-   below it. */
+/* Makes the nodes in the order of a depth-first walk. The field `after` of a node is set when the walk leaves its
+   subtree. */
 static void make_nodes(carry_vocabulary *v, const entry *entries, size_t count) {
     static const entry none = {0};
     uint32_t open[CARRY_VOCABULARY_DEPTH];

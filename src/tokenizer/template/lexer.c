@@ -1,6 +1,6 @@
-/* Splits a template into tokens, with Jinja's rules for white space. `-` strips all white space on its side. A block
-   tag or comment at the start of its line removes the blanks before it (lstrip_blocks) and one line break after it
-   (trim_blocks), unless `+` turns that off. */
+/* Splits a template into tokens, with Jinja's rules for white space. `-` strips all white space on its side. Unless `+`
+   turns it off on that side, a block tag or comment removes one line break after it (trim_blocks) and, if only white
+   space precedes it on its line, that white space (lstrip_blocks). */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -196,8 +196,8 @@ static void keep_share(carry_batches *b, int64_t index) {
     count_labels(b->label + from, b->batch.length, &b->batch.labels);
 }
 
-/* Adds the sequences of row `index` of the batch, if the source cuts rows and the row belongs to this rank. is_there
-   false: a row that only fills up the batch. */
+/* Adds the sequence boundaries of row `index` of the batch, if the source splits rows into sequences and the row
+   belongs to this rank. is_there is false for a row that only pads the batch: it is one sequence. */
 static void keep_cuts(carry_batches *b, int64_t index, bool is_there) {
     const carry_batches_options *o = &b->options;
     const int64_t most = b->source.most_cuts;

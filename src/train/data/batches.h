@@ -1,9 +1,9 @@
 /* Batches: rows of a source as [rows, length] inputs and labels, split over ranks.
 
    The labels are the inputs shifted by one; CARRY_NO_LABEL where a label does not count. The contents of a batch depend
-   only on source, seed and position, not on the number of ranks: data rank r of R has rows r B/R .. (r+1) B/R - 1 of
-   it, and sequence rank p of P the columns p T/P .. (p+1) T/P - 1 of those. So all ranks together have the batch that
-   one rank alone would have, and a run may be resumed with another number of ranks.
+   only on source, seed and position, not on the number of ranks. Of a batch of B rows of T tokens, data rank r of R has
+   rows r B/R .. (r+1) B/R - 1, and sequence rank p of P the columns p T/P .. (p+1) T/P - 1 of these rows. So all ranks
+   together have the batch that one rank alone would have, and a run may be resumed with another number of ranks.
 
    A position is three numbers; all zero is the start. */
 #ifndef CARRY_TRAIN_BATCHES_H
@@ -45,8 +45,8 @@ carry_status carry_batches_new(carry_ctx *ctx, carry_batches **batches, const ca
                                const carry_batches_options *options);
 void carry_batches_free(carry_batches *batches);
 
-/* Gets the next batch. If the last one has fewer rows (once), it is filled up with rows without labels, so that all
-   ranks have some. */
+/* Gets the next batch. With the option `once`, the last batch may have fewer rows; it is padded with rows without
+   labels, so that all ranks have the same number. */
 carry_status carry_batches_next(carry_ctx *ctx, carry_batches *batches, const carry_batch **batch);
 
 /* The position of the next batch; seek sets it. If the source does not have the position, the next call of

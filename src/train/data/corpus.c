@@ -158,8 +158,7 @@ static carry_status keep_tokens(carry_ctx *ctx, carry_corpus *c, const encoding 
     return CARRY_OK;
 }
 
-/* Finds the last token before a window, if windows are in order; otherwise, or before the first token, *before is
-   -1. */
+/* Sets *before to the last token before a window, or to -1 if windows are shuffled or no token comes before it. */
 static carry_status find_token_before(carry_ctx *ctx, carry_corpus *c, int64_t window, int64_t *before) {
     *before = -1;
     for (int64_t i = c->start[window] - 1; c->options.in_order && i >= 0 && *before < 0; i--) {

@@ -5,9 +5,10 @@
    does not grow with the corpus. Rows are consecutive tokens of a window; the remaining tokens at its end are not used.
 
    A corpus of one window stays in memory from epoch to epoch. A larger one is shuffled again in each epoch: its blocks
-   (train/text.h, about 1 MiB each) are assigned to windows in an order that depends on seed and epoch. Rows within a
-   window are shuffled by their reader (train/batches.h). In order (for evaluation), nothing is shuffled, and each
-   window begins with the last token of the one before, so that every token except the first is a label of some row.
+   (tokenizer/text.h, about 1 MiB each) are assigned to windows in an order that depends on seed and epoch. Rows within
+   a window are shuffled by their reader (train/data/batches.h). With in_order (for evaluation), nothing is shuffled,
+   and each window begins with the last token of the one before, so that every token except the first is a label of
+   some row.
 
    Each file is a document; the tokenizer's end-of-text token, if it has one, follows its last token. */
 #ifndef CARRY_TRAIN_CORPUS_H

@@ -84,8 +84,8 @@ static carry_status read_pair(carry_example_reader *r, carry_example_ids *to, co
     return r->end >= 0 ? add_id(r, to, r->end, true) : CARRY_OK;
 }
 
-/* Renders a chat of the first `count` messages; the caller frees *text. The list of messages is cut for the call and
-   then restored. */
+/* Renders a chat of the first `count` messages; the caller frees *text. The list of messages is truncated for the call
+   and then restored. */
 static carry_status render(carry_example_reader *r, carry_json *variables, carry_json *messages, int64_t count,
                            bool prompts, char **text, size_t *length) {
     carry_json *last = messages->as.inside.first;
@@ -119,8 +119,9 @@ static size_t common(const char *a, size_t a_length, const char *b, size_t b_len
     return same;
 }
 
-/* The end, in the whole text, of the turn that begins at `from`: after the token that ends turns, or where the
-   rendering up to this turn ends. */
+/* Returns the end, in the text of the whole chat, of the turn that begins at `from`. `turn` is the chat rendered up to
+   and including this turn. The end is after the first token that ends turns; or, if `turn` is a prefix of the whole
+   text and ends before that, the end of `turn`. Without such a token, the end is where the two texts differ. */
 static size_t end_of_turn(const carry_example_reader *r, const char *whole, size_t length, size_t from,
                           const char *turn, size_t turn_length) {
     size_t end = common(turn, turn_length, whole, length);

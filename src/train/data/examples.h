@@ -2,9 +2,9 @@
 
    All examples are tokenized when the files are opened. In every epoch they are taken in an order that depends on seed
    and epoch, or in the order of the files, and put into rows one after the other. A row ends where the next example
-   does not fit, and is filled up with tokens that are not learned. An example of n tokens takes n - 1 positions, since
-   no token follows its last one. Each example is a separate sequence: neither states nor attention cross from one to
-   the next (carry_source.cuts). */
+   does not fit or where it has CARRY_EXAMPLES_OF_A_ROW - 1 examples, and is filled up with tokens that are not learned.
+   An example of n tokens takes n - 1 positions, since no token follows its last one. Each example is a separate
+   sequence: neither states nor attention cross from one to the next (carry_source.cuts). */
 #ifndef CARRY_TRAIN_EXAMPLES_H
 #define CARRY_TRAIN_EXAMPLES_H
 

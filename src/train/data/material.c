@@ -119,8 +119,8 @@ static carry_status find_tokenizer(carry_comm *comm, carry_material *m, const ca
     return share_tokenizer(comm, &m->tokenizer, options);
 }
 
-/* The number of rows held out if the text is one window. One more row is left out of training, since later epochs start
-   their rows up to one row's length later. */
+/* The number of rows held out if the text is one window. open_held leaves one more row out of training, since later
+   epochs start their rows up to one row's length later. */
 static int64_t held_rows(int64_t rows) {
     const int64_t held = rows / 20 < HELD_MOST ? rows / 20 : HELD_MOST;
     return held;

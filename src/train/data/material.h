@@ -7,8 +7,9 @@
    file or not at all.
 
    The evaluation uses text that is not trained on: a separate file, or the last twentieth of a text (at most 64 rows)
-   if the text is one window of the corpus. A larger text is cut into new rows in every epoch, so that no row can be
-   held out: it is evaluated with a separate file or not at all. A task is evaluated with rows of another seed. */
+   if the text is one window of the corpus and has at least 20 rows. A larger text is cut into new rows in every epoch,
+   so that no row can be held out: it is evaluated with a separate file or not at all. A task is evaluated with rows of
+   another seed. */
 #ifndef CARRY_TRAIN_MATERIAL_H
 #define CARRY_TRAIN_MATERIAL_H
 

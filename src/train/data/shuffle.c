@@ -1,5 +1,5 @@
 /* A Feistel network over the smallest even number of bits that can hold count, applied until the result is below count.
-   That is a bijection, since each step is one, and at most 4 steps are expected. */
+   The network is a bijection, so the repetition is one too; at most 4 applications are expected. */
 #include "train/data/shuffle.h"
 
 #include "core/rng.h"

@@ -1,5 +1,5 @@
-/* Orders as functions instead of lists: element `index` of a shuffled 0..count-1, without computing the others. So a
-   position in a shuffled epoch is a number, and resuming needs no other state. */
+/* Shuffling without a list: computes element `index` of a shuffled 0..count-1 without the other elements. So a position
+   in a shuffled epoch is one number, and resuming needs no other state. */
 #ifndef CARRY_TRAIN_SHUFFLE_H
 #define CARRY_TRAIN_SHUFFLE_H
 

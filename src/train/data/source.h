@@ -1,5 +1,6 @@
-/* A source of rows for training: a corpus, or a synthetic task. Rows are numbered within windows, and windows within
-   epochs; a row depends only on these three numbers (and the source's seed). A source is used by one carry_batches. */
+/* A source of rows for training: a corpus, examples for fine-tuning, or a synthetic task. Rows are numbered within
+   windows, and windows within epochs; a row depends only on these three numbers (and the source's seed). A source is
+   used by one carry_batches. */
 #ifndef CARRY_TRAIN_SOURCE_H
 #define CARRY_TRAIN_SOURCE_H
 
@@ -22,8 +23,8 @@ typedef struct carry_source {
                          int64_t *rows, int64_t *windows);
     /* Gets a row of the window that was opened last: `length` inputs and `length` labels. */
     void (*row)(const void *state, int64_t row, int64_t length, int64_t *input, int64_t *label);
-    /* Gets the start of each sequence of a row, ascending from 0, at most most_cuts; returns their number. The source
-       determines the order of rows. NULL: a row is one sequence. */
+    /* Gets the start of each sequence of a row, ascending from 0, at most most_cuts; returns their number.
+       carry_batches does not shuffle the rows of such a source. NULL: a row is one sequence. */
     int64_t (*cuts)(const void *state, int64_t row, int64_t length, int64_t *starts);
 } carry_source;
 

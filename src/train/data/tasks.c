@@ -36,9 +36,10 @@ static void clear_row(const carry_task_size *size, int64_t *input, int64_t *labe
     }
 }
 
-/* Multi-query associative recall: k1 v1 k2 v2 ... kN vN, then each key once more at a random even position, where its
-   value is the label. Token 0 fills the other positions; keys are 1..V/2-1, values V/2..V-1; no key and no value occurs
-   twice. A row with fewer pairs has the same number of questions: each key is asked for more than once. */
+/* Multi-query associative recall with a vocabulary of V tokens: k1 v1 k2 v2 ... kN vN, then questions: each key once
+   more, at a random even position, where its value is the label. Token 0 fills the other positions. Keys are 1..V/2-1,
+   values V/2..V-1; no two pairs of a row have the same key or value. A row with fewer pairs than the maximum has as
+   many questions as one with the maximum: its keys are asked for more than once. */
 static carry_status check_recall(carry_ctx *ctx, carry_task_size *size) {
     if (size->pairs == 0) {
         size->pairs = size->length / 8 < size->vocabulary / 4 ? size->length / 8 : size->vocabulary / 4;

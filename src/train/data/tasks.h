@@ -10,7 +10,7 @@
 typedef struct carry_task_size {
     int64_t length;     /* tokens of a row; 0: the task's default */
     int64_t vocabulary; /* 0: the task's default */
-    int64_t pairs;      /* pairs of associative recall; 0: a quarter of the maximum */
+    int64_t pairs;      /* pairs of associative recall; 0: the smaller of length / 8 and vocabulary / 4 */
     int64_t fewest;     /* rows of recall have this many pairs, or twice as many, and so on up to `pairs`; 0: always
                            `pairs` */
 } carry_task_size;

@@ -33,9 +33,9 @@ carry_status carry_dit_streamer_prompt(carry_dit_streamer *s, const char *prompt
 /* Generates the next chunk's frames, [chunk_frames, 3, side, side]. A stream that exceeds the positions is cut. */
 carry_status carry_dit_streamer_chunk(carry_dit_streamer *s, float *frames);
 
-/* Evaluates every colour in every direction. `asked` is called after each prompt and may be NULL; if it returns false,
-   the evaluation ends. If a stream changes its prompt, frames has both halves and second is the verdict on the second;
-   else second is NULL. */
+/* Evaluates every colour in every direction. `asked` is called after each stream and may be NULL; if it returns false,
+   the evaluation ends. frames has all frames of the stream. If the prompt changes half-way, `second` is the verdict on
+   the second half; otherwise it is NULL. */
 typedef bool (*carry_dit_asked)(void *user, const char *prompt, carry_shape shape, const carry_shapes_verdict *verdict,
                                 const carry_shapes_verdict *second, const float *frames, int64_t count);
 carry_status carry_dit_evaluate(carry_dit *dit, const carry_dit_evaluation_options *options,

@@ -119,8 +119,8 @@ static carry_status add_to_average(void *self) {
     return CARRY_OK;
 }
 
-/* Replaces the past by output of the model. Not in the first tenth of a run, which has more basic things to learn than
-   the model's own errors. */
+/* In every own_past-th step, replaces the past of the batch by output of the model, so that the model learns to correct
+   its own errors. Not in the first tenth of a run, when the output is still too poor for this. */
 static carry_status make_past(training *t) {
     const int64_t every = t->options.own_past;
     if (every == 0 || t->loop.step % every != 0 || t->loop.step < t->loop.schedule.steps / 10) {

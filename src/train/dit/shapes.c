@@ -166,8 +166,8 @@ carry_shape carry_shapes_at(const carry_shapes_options *o, const carry_shapes_vi
         *y = v->y;
         return (carry_shape){.form = CARRY_SHAPE_NOTHING, .direction = v->shape[0].direction};
     }
-    /* The step into a frame has the direction of the shape that this frame shows. A video with a change has no blank
-       frames. */
+    /* The move from frame i - 1 to frame i uses the direction of frame i's shape: `first` before the change,
+       `second` from it on. A video with a change has no blank frames. */
     const int64_t shown = frame - v->blank;
     const double before = o->speed * (double)(frame < v->change ? shown : v->change - 1);
     const double after = o->speed * (double)(frame < v->change ? 0 : frame - v->change + 1);

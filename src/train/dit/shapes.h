@@ -3,9 +3,9 @@
    There is one shape on a dark background, which moves by a fixed number of pixels per frame or stands still. The
    picture is a torus: a shape that leaves on one side enters on the other, so that a stream may go on for ever. A video
    may change at the start of a chunk to another form, colour or direction, from the position that the shape then has,
-   since prompts change in a stream. Some videos that start in the middle start after an empty chunk, so that a stream
-   which lost its shape finds one again. Edges are smooth: a pixel has the fraction that the shape covers, to first
-   order. */
+   since prompts change in a stream. Some videos that start in the middle begin with an empty chunk, so that a stream
+   that lost its shape finds one again. Edges are antialiased: a pixel's share of the shape's colour is the fraction of
+   the pixel that the shape covers, to first order. */
 #ifndef CARRY_TRAIN_SHAPES_H
 #define CARRY_TRAIN_SHAPES_H
 

@@ -270,8 +270,8 @@ carry_status carry_shapes_batch_make(carry_shapes_batch *b, int64_t first, carry
     return CARRY_OK;
 }
 
-/* Adds noise of one of the sampler's last two steps: with two steps left there are errors to learn from, with one there
-   are few. */
+/* Adds noise to the clean latents, as much as before one of the sampler's last two steps. The model's output for them
+   becomes the past: it has errors if two steps were left, and few if one was left. */
 static carry_status roughen_video(carry_shapes_batch *b, int64_t v) {
     const carry_dit_config *c = &b->config;
     for (int64_t chunk = 0; chunk < b->options.chunks; chunk++) {

@@ -1,20 +1,21 @@
-/* Batches of shapes for the training pass of the video transformer (model/dit_pass.h): drawn, encoded, noised.
+/* Batches of shapes for the training pass of the video transformer (model/dit/dit_pass.h): drawn, encoded, noised.
 
    With noise e and latents x: noisy = (1 - s) x + s e, target = e - x, t = 1000 s, s = carry_flow_sigma of a time that
    is one of the sampler's own steps half the time, so that sampling in few steps is learnt best, and anything between 0
    and 1000 otherwise.
 
    In a stream the past is made by the model, and small errors must not grow. The past of a chunk is therefore x with a
-   little noise; or, where the loop asks for it, the output of the model for x under the noise of the sampler's last
-   steps:
+   little noise. The training loop may replace it by the output of the model for x with the noise of one of the
+   sampler's last steps:
 
        carry_shapes_batch_make(batch, ...);
-       carry_shapes_batch_own(batch, &args);   a forward, whose velocities land in the batch
+       carry_shapes_batch_own(batch, &args);   sets args for a forward pass that writes velocities to the batch
        carry_dit_pass_run(...);
-       carry_shapes_batch_past(batch);         and become the past of the batch that was made
+       carry_shapes_batch_past(batch);         computes the past of the batch from these velocities
 
-   A chunk has a loss unless it is empty, or is the first of a video that does not begin as a stream does: its shape may
-   be anywhere, and cannot be predicted. Everything is a function of the seed and the video's number. */
+   A chunk has no loss if it is empty. The first chunk of a video has a loss only if the shape starts near the middle,
+   as in a stream: elsewhere its position cannot be predicted. Everything is a function of the seed and the video's
+   number. */
 #ifndef CARRY_TRAIN_SHAPES_BATCH_H
 #define CARRY_TRAIN_SHAPES_BATCH_H
 

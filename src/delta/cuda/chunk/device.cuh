@@ -1,7 +1,7 @@
 /* Shared by the chunk kernels: the location of a chunk's tokens, and the layout of its prepared tiles in the
    workspace.
 
-   A chunk of a value head takes CHUNK_BYTES of the workspace: T = (I + A)^-1 and W = P T in bf16, then 64
+   A chunk of a value head takes CHUNK_BYTES of the workspace: T = (I + A)^-1 and W = P T in 16 bits, then 64
    numbers each of
 
        fade_k[i] = beta[i] e^G[i] / |k[i]|,   fade_q[i] = scale e^G[i] / |q[i]|,   left_k[i] = e^(G[C] - G[i]) / |k[i]|,
@@ -12,9 +12,9 @@
    columns of the lower 32 rows, as rows of 64 bytes in the swizzle that wgmma expects. In shared memory, the upper
    right quarter lies between the two and is set to zero at the start.
 
-   W = P T is kept in place of the scores P, because P V' = W (beta (V - fade X)) suffers from cancellation where
-   keys are alike: the error of the outputs is 6.5e-3 there if P and V' are rounded to bf16, and 2.5e-3 if W and its
-   right operand are. */
+   W = P T is kept in place of the scores P. P V' equals W R with R = beta (V - e^G K S), but P V' suffers from
+   cancellation where keys are alike: the error of the outputs is then 6.5e-3 if P and V' are rounded to bf16, and
+   2.5e-3 if W and R are. */
 #ifndef CARRY_DELTA_CHUNK_DEVICE_CUH
 #define CARRY_DELTA_CHUNK_DEVICE_CUH
 
@@ -47,12 +47,13 @@ constexpr int NUMBERS_BYTES = 2048;
 constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
 /* With gates by key channel (keys_prepare.cuh), the numbers are BETA and, where HIGH and LOW otherwise are, the decay
    of each channel over the chunk. Three tiles of 64 tokens follow: k e^G, scale q e^G and k e^(G[C] - G), in bands of
-   64 channels with the swizzle of the copy engine. */
+   64 channels with the 128-byte swizzle of TMA. */
 constexpr int END = 256, KEYED_NUMBERS_BYTES = (END + D - BETA) * 4;
 constexpr int KEYS_AT = CHUNK_BYTES, KEYS_BYTES = CHUNK_BYTES + 3 * TILE;
 
-/* The number of lanes of a warp that arrive when it has read or written its part: only the first. racecheck does not
-   connect the accesses of the other lanes with that arrival, so builds for it (-DCARRY_DELTA_EVERY_LANE) use all. */
+/* How many lanes of a warp arrive at a barrier after the warp has read or written its part. One is enough, but
+   racecheck does not see that this arrival covers the accesses of the other lanes, so in builds for racecheck
+   (-DCARRY_DELTA_EVERY_LANE) all lanes arrive. */
 #ifdef CARRY_DELTA_EVERY_LANE
 constexpr int ARRIVING = 32;
 #else
@@ -84,12 +85,13 @@ static __device__ __forceinline__ int halves_of(const shape &s) {
     return (s.key_bands + 1) / 2;
 }
 
-/* How the backward pass saves memory when the results of all chunks do not fit. With each > 0, both walks first go to
-   the middle of a sequence (or segment) and then on in parts of `each` chunks; after each part, the gradients of the
-   chunks that both walks have passed are computed. A walk stores its results before the middle in the order of their
-   distance from it. Beyond the middle it first uses `each` more slots, then the slots of chunks that are done. With
-   each = 0, the walks run in one part and results are stored by slot. With count > 0, a round handles `count` segments
-   of every sequence, and results are stored by the lanes of the round. */
+/* Saves memory in the backward pass when the results of all chunks do not fit. If `each` is positive, the forward walk
+   (states) and the reverse walk (their gradients) first go to the middle of a sequence or segment, then on in parts of
+   `each` chunks. After every part, the gradients of the chunks that both walks have passed are computed. A walk stores
+   its results before the middle in the order of their distance from it. Beyond the middle it first uses `each` more
+   slots, then the slots of chunks that are done. If `each` is 0, the walks run in one part and results are stored by
+   slot. If `count` is positive, a round handles `count` segments of every sequence, and results are stored by lane: the
+   index of a segment among all segments of the round. */
 struct ring {
     int half, each, part; /* half: chunks before the middle */
     int rooms[2];         /* slots of a lane: for states, for their gradients */
@@ -253,8 +255,8 @@ static __device__ __forceinline__ float decay_of(const float *numbers, int i, in
     return power_of_two((numbers[HIGH + i] - numbers[HIGH + j]) + (numbers[LOW + i] - numbers[LOW + j]));
 }
 
-/* dv = beta Y is stored in place of Y, and gradients divide by beta where they need Y. Rows whose beta is too small to
-   divide by store Y itself until the gradients are done. */
+/* dv = beta Y is stored in place of Y (scan.cuh), and gradients divide by beta where they need Y. Rows whose beta is
+   too small to divide by store Y itself until the gradients are done. */
 constexpr float TINY_BETA = 0x1p-20f;
 static __device__ __forceinline__ bool tiny(float beta) {
     return fabsf(beta) < TINY_BETA;

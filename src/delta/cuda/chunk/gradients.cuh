@@ -1,5 +1,6 @@
 /* gradients: one block for a chunk and a head of q and k, its value heads one after the other, so that dq and dk are
-   summed in registers. D are the decays, k^ and q^ are k and q after normalisation, M = Y V'^T and dP = dO V'^T:
+   summed in registers. D[i,j] = e^(G[i]-G[j]), j <= i, k^ and q^ are k and q after normalisation, Y is as in scan.cuh,
+   M = Y V'^T and dP = dO V'^T:
 
        dq^ = scale e^G (dO S^T) + (scale D dP) k^
        dk^ = (scale D dP)^T q^ + left (V' dS^T) - beta e^G (Y S^T) + (H + H^T) k^,   H = -beta D M below the diagonal
@@ -104,8 +105,8 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
     }
 }
 
-/* Run by the warps beside the one that copies: computes S . dS for every value head. The first warp of dq's warpgroup
-   waits for the result. */
+/* Computes the inner product S . dS for every value head, in the warps next to the one that issues copies. The first
+   warp of the warpgroup of dq waits for the result. */
 static __device__ __forceinline__ void inner_items(const gradient_args &a, const gradient_places &p,
                                                    gradient_numbers *sums, int thread) {
     using namespace hopper;
@@ -175,8 +176,8 @@ struct gradient_worker {
         }
         weigh_square(queries, a.in.scale, numbers, sums, x, products, operand, packed, warp, lane);
     }
-    /* Adds the products with states: dO S for dq, V' dS and Y S for dk. dO has been read after this, and the squares
-       overwrite it. */
+    /* Adds the products with states: dO S^T for dq, V' dS^T and Y S^T for dk. Then the squares overwrite dO,
+       which is not read again. */
     __device__ __forceinline__ void states(gradient_numbers &sums, const uint32_t (&packed)[16], int value_head) {
         using namespace hopper;
 #pragma unroll 1 /* one copy of the code for all passes, to save instruction fetches */
@@ -354,8 +355,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1) gradients(const __grid_co
 #endif
 }
 
-/* For the first 128 of 256 keys: applies the gradient of the norm to dq and dk, once the dot products cover all keys.
-   One block for each item, 8 rows at a time, 16 threads for each row. */
+/* For the first 128 of 256 key channels: applies the gradient of the norm to dq and dk, once the dot products cover
+   all channels. A block processes its items in turn, 8 rows at a time with 16 threads per row. */
 static __global__ void __launch_bounds__(128)
     finish_norms(const __grid_constant__ gradient_args a, const __grid_constant__ carry_delta_array q,
                  const __grid_constant__ carry_delta_array k) {

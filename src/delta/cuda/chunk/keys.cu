@@ -10,7 +10,7 @@ static bool in_sixteens(const carry_delta_array *view) {
            view->head % each == 0;
 }
 
-/* True if the copy engine and 16-byte loads can read all tensors. */
+/* True if TMA and 16-byte loads can read all tensors. */
 bool keys_apply(const carry_delta_job *job) {
     return in_sixteens(&job->q) && in_sixteens(&job->k) && in_sixteens(&job->v) && in_sixteens(&job->o) &&
            in_sixteens(&job->g) &&

@@ -6,8 +6,8 @@
 
    Tokens are handled in blocks of 16. G0 is G at the start of a block. For token i of the block and token j of an
    earlier one, e^(G[i]-G[j]) = e^(G[i]-G0) e^(G0-G[j]), and both factors are at most 1. For two tokens of the same
-   block the second factor is at least 1. It is used if the block's gates sum to CLOSE or more in every channel;
-   otherwise every pair of tokens is summed in f32. So gates may be arbitrarily negative.
+   block the second factor is at least 1. If the block's gates sum to CLOSE or more in every channel, such pairs use the
+   two factors too; otherwise each of these pairs is summed in f32. So gates may be arbitrarily negative.
 
    keys_block.cuh computes the operands and sums of a block; the rest is as in prepare.cuh. */
 #ifndef CARRY_DELTA_CHUNK_KEYS_PREPARE_CUH
@@ -73,8 +73,8 @@ static __device__ __forceinline__ void weigh_keys(const float (&kk)[32], const f
     }
 }
 
-/* Replaces the triangle A by the inverse of I + A. Elements above the diagonal of 32 x 32 blocks are not touched. In
-   the last step, two warps have half of the rows each. */
+/* Replaces the triangle A by the inverse of I + A. Blocks of 16 x 16 above the diagonal blocks are not written. In the
+   last step, two warps have half of the rows each. */
 static __device__ __forceinline__ void invert_one(float *x, int warp, int lane) {
     /* Both halves of the warp compute the same block, since invert_block synchronises the warp. */
     invert_block(x + 16 * warp * (ROW + 1), lane % 16);

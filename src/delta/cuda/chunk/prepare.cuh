@@ -1,10 +1,10 @@
-/* prepare: warpgroups that take one item, a chunk of a head of q and k, after the other. A warpgroup handles all value
-   heads of the head's group.
+/* prepare: each warpgroup processes items, one after the other. An item is a chunk of one head of q and k, with all
+   value heads of the head's group.
 
    Gates are summed in double and stored as two floats, so that a very negative gate does not cost the small gates after
-   it their precision. Gates below -100 are raised to -100: both decays are zero, and minus infinity would produce NaN.
-   Decays between two tokens of the chunk come from the first of the two floats: 10 gates of -100 leave an error of 1e-4
-   in the decay between later tokens. */
+   it their precision. Gates below -100 are raised to -100: e^-100 is 0 here too, and minus infinity would produce NaN.
+   Decays in A and P use only the first of the two floats: 10 gates of -100 leave an error of 1e-4 in the decay between
+   later tokens. */
 #ifndef CARRY_DELTA_CHUNK_PREPARE_CUH
 #define CARRY_DELTA_CHUNK_PREPARE_CUH
 
@@ -26,8 +26,8 @@ struct prepare_args {
                         the same time */
 };
 
-/* Shared memory of a warpgroup of prepare: T, W and the numbers of a value head, the rounding error of T, then for
-   every half of the keys k and q. */
+/* Shared memory of a warpgroup of prepare: T, W and the numbers of a value head, the rounding error of T, then a tile
+   of k and a tile of q for every 128 keys. */
 constexpr int REST_AT = CHUNK_BYTES, ROWS_AT = (REST_AT + KEPT + 1023) / 1024 * 1024;
 /* A block of prepare for keys of HALVES times 128: as many warpgroups as shared memory has room for. */
 template <int HALVES> struct prepare_block {
@@ -131,8 +131,8 @@ static __device__ __forceinline__ void sum_numbers(const prepare_args &a, const 
 }
 
 /* A NaN or infinity in one token must not reach earlier tokens, as it would where the inverse is computed by products.
-   Its row of A becomes zero and its beta NaN, which makes this token and the following ones NaN. bad: of the thread's
-   elements of both rows, zero or NaN. */
+   The token's row of A becomes zero and its beta NaN, which makes this token and the following ones NaN. bad[r]: NaN if
+   any of this thread's elements of its row r is NaN or infinite, else zero. */
 static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, band_rows &m, const float (&bad)[2],
                                                 int row) {
 #pragma unroll
@@ -281,8 +281,8 @@ static __device__ __forceinline__ void store_weights(uint32_t tile, const float 
     }
 }
 
-/* Squares of 16 rows, by products of a left operand with itself: of rows 0 to 7 and of rows 8 to 15, on the diagonals
-   of two blocks of 8 x 8. */
+/* Sums of squares of 16 rows, by tensor cores: the rows are multiplied with the transpose of rows 0 to 7 (sums[0]) and
+   of rows 8 to 15 (sums[1]). The sums of squares are on the diagonals of two of the resulting blocks of 8 x 8. */
 struct row_squares {
     float sums[2][4];
     __device__ __forceinline__ void add(const uint32_t (&rows)[4]) {

@@ -22,8 +22,8 @@ template <int HALVES> struct preparer {
     __device__ __forceinline__ void meet() const {
         hopper::group_meet(first, 128);
     }
-    /* Finds the first item from `from` on that has tokens. Chunks of all sequences in turns, as scans ask for them.
-       Returns false if no item is left. */
+    /* Finds the first item from `from` on that has tokens. Unless sequences are packed, items take one chunk of each
+       sequence in turn, the order in which scans need them. Returns false if no item is left. */
     __device__ __forceinline__ bool find(unsigned from, unsigned step) {
         for (item = from; item < a.items; item += step) {
             head = (int)(item % (unsigned)a.s.heads);
@@ -89,8 +89,9 @@ template <int HALVES> struct preparer {
             bits = load_bits(a, at, head * group() + e + band, lane);
         }
     }
-    /* Computes the tile of value head e of two, whose numbers must be in `n`. If `last`, goes on to the next item and
-       asks for its rows. next: the value head after this one, 0 if `last`. Returns false if no item is left. */
+    /* Computes the tile of one of a pair of value heads (e is 0 or 1), whose numbers must be in `n`. `last`: this is
+       the item's last value head; goes on to the next item and starts to copy its rows. next: the value head after this
+       one, 0 if `last`. Returns false if no item is left. */
     __device__ __forceinline__ bool make_tile(int e, bool last, int next, unsigned step) {
         float kk[32], qk[32];
         multiply_all<HALVES>(kk, qk, n, a.l2norm, start + ROWS_AT, band, lane);

@@ -1,10 +1,11 @@
 /* Divides a backward pass into parts so that its workspace stays below one and a half times the inputs, and lays out
    the workspace.
 
-   If half of the heads fill the GPU, the halves are done one after the other in the same workspace. Otherwise a round
-   has some of the segments, or the walks go by parts (ring, device.cuh). If that is not enough, a round has a few
-   heads; then there are more rounds of segments, or fewer segments; then a round has a few sequences. A packed sequence
-   that does not fit together with others is done alone, as an unpacked one. */
+   If the results of all heads do not fit and half of the heads fill the GPU, the halves are done one after the other in
+   the same workspace. If the results of all chunks of a round do not fit, a round has some of the segments, or the
+   walks are done in parts (ring, device.cuh). If the workspace is still too large, a round has fewer heads; if one head
+   is too large, there are more rounds of segments, or fewer segments; if that is not enough either, a round has fewer
+   sequences. A packed sequence that does not fit together with others is done alone, as an unpacked one. */
 #ifndef CARRY_DELTA_CHUNK_ROUNDS_CUH
 #define CARRY_DELTA_CHUNK_ROUNDS_CUH
 
@@ -23,8 +24,8 @@ struct back_way {
     layout l;
 };
 
-/* The workspace may have at most 1.5 times the bytes of q, k, v and do, or LARGE bytes if that is more. Borders of
-   packed sequences come before this part of the workspace, so sizes are compared with slightly less (COUNTED). */
+/* The workspace may have at most 1.5 times the bytes of q, k, v and do, or LARGE bytes if that is more. The borders of
+   packed sequences are not counted here, so chunks are fitted into slightly less than the limit (COUNTED). */
 constexpr double MOST = 1.497, LARGE = 32e6, COUNTED = 0.999;
 constexpr int LEAST = 8;      /* fewest chunks in a part of a ring */
 constexpr int FEW_ROUNDS = 3; /* rounds of segments that cost little */
@@ -52,8 +53,8 @@ static inline double room_bytes(const carry_delta_job *job) {
 static inline size_t between_floats(const carry_delta_job *job) {
     return (size_t)(D * (job->key > D ? job->key : D));
 }
-/* Floats for the sums that both halves of 256 keys contribute to (gradient_args), for a chunk of a value head and of a
-   head. */
+/* The number of floats, per chunk of a head, for the sums to which both halves of 256 keys contribute (gradient_args).
+   The same for value heads and for heads of q and k. */
 static inline size_t shared_floats(const carry_delta_job *job) {
     return job->key > D ? 2 * C : 0;
 }
@@ -172,8 +173,8 @@ static inline carry_delta_job alone(const carry_delta_job *job, int64_t tokens) 
     return part;
 }
 
-/* Finds the fewest rounds of heads that fit. There are at least two if half of the heads fill the GPU and all of them
-   do not fit without a ring. */
+/* Finds the smallest number of rounds of heads whose workspace fits. Uses at least two rounds if half of the heads fill
+   the GPU and one round of all heads would need a ring. */
 static inline bool find_heads(const carry_delta_job *job, int units, back_rounds *found) {
     bool many = part_size(job) / 64 * job->sequences * walked_heads(job) * 20 >= (int64_t)units * 19;
     many = many && !all_fit(job, rooms_of(job, segments_of(job, units, true), found->most)) && job->heads % 2 == 0;

@@ -25,10 +25,10 @@ struct scan_args {
     ring r;
     float *between; /* [segments of all sequences, value heads, values, keys]: passed from one part of a ring to the
                        next */
-    float *pairs;   /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
+    float *pairs;   /* [segments of all sequences, value heads, parts, values, keys]; parts: L, M, and c in backward */
     int parts;
-    const uint32_t *ready; /* FORWARD: NULL, or for every tile a word that is 1 once prepare, which still runs, has
-                              stored it */
+    const uint32_t *ready; /* FORWARD: NULL, or one word per tile. The prepare kernel, which runs at the same time,
+                              sets it to 1 when it has stored the tile */
     bool whole; /* PAIR and BACK_PAIR: make pairs of all segments, since the state that enters the sequence is not known
                    yet */
 };
@@ -76,8 +76,8 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr int V = BY_KEY ? ROWS + TILE : ROWS, T = V + GROUPS * BAND, W = T + BAND;
     static constexpr int PREPARED = BY_KEY ? KEYS_BYTES : CHUNK_BYTES; /* bytes prepared for a chunk and a value head */
     static constexpr int NUMBERS = OUTPUTS ? W + BAND : W, STAGE = NUMBERS + NUMBERS_BYTES;
-    /* Bytes that are copied: not the zeros of T and W and, with gates by key channel, of the numbers only BETA and
-       END. */
+    /* Bytes of a stage that are copied. The zeros of T and W are not; with gates by key channel, only BETA and END of
+       the numbers are. */
     static constexpr int COPIED =
         STAGE - (OUTPUTS ? 2 : 1) * QUARTER - (BY_KEY ? NUMBERS_BYTES - KEYED_NUMBERS_BYTES : 0);
     static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
@@ -125,7 +125,8 @@ template <int STAGES> struct scan_barriers {
     int4 first_bad[STAGES][2]; /* FORWARD: for every working warp, the first token with NaN or infinity */
 };
 
-/* The number of blocks of one lane. For PAIR, it is enough for the larger of L and M. */
+/* The number of thread blocks for one walked value head of one sequence or segment. For PAIR, it is enough for the
+   larger of L and M. */
 template <typename Shape> static __host__ __device__ __forceinline__ unsigned blocks_of(const shape &s) {
     int bands = Shape::KIND == PAIR && s.key_bands > s.bands ? s.key_bands : s.bands;
     return (unsigned)(bands / Shape::GROUPS);

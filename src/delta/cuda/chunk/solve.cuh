@@ -1,13 +1,13 @@
 /* T = (I + A)^-1 and W = P T of a chunk, by one warpgroup. A (zero on and above the diagonal) and P (zero above it) are
    in registers, in the layout of sums of products; each warp has 16 rows, a band.
 
-   The diagonal block D of a band is inverted in f32 by elimination between lanes. With N = D A, of the columns before
-   the band, the rows of T follow from those of the bands before:
+   D[b] is the inverse of the diagonal block of I + A in band b, computed in f32 by elimination between lanes. With
+   N[b,j] = D[b] A[b,j] for the bands j before b, the rows of T follow from those of the bands before:
 
        T[b] = D[b] - sum over j < b of N[b,j] T[j]
 
-   Operands of products are kept as two parts, the rounded number and its rounding error; of the four products of parts
-   the one of both errors is left out. The rows of T pass from band to band through shared memory. */
+   Operands of products are stored as two parts, the rounded number and its rounding error. The product of the two
+   errors is left out. The rows of T pass from band to band through shared memory. */
 #ifndef CARRY_DELTA_CHUNK_SOLVE_CUH
 #define CARRY_DELTA_CHUNK_SOLVE_CUH
 
@@ -15,9 +15,10 @@
 
 namespace DELTA_CHUNK {
 
-/* A warp's 16 rows of A and P. Parts of a thread: for every 8 columns, two columns of its first row, then of its second
-   one (8 rows below); four such words are a left operand of 16 columns. Of A the columns before the band. diagonal: the
-   block on the diagonal as three blocks of 8 x 8 (above left, below left, below right), two elements for each lane. */
+/* A warp's 16 rows of A and P, as a thread holds them. For every 8 columns there are two words, each with two adjacent
+   columns: of the thread's first row, and of the row 8 below. Four words are a left operand of 16 columns. [0] is the
+   rounded number and [1] its rounding error. A has only the columns before the band; `diagonal` has A's block on the
+   diagonal as three blocks of 8 x 8 (upper left, lower left, lower right), two elements for each lane. */
 struct band_rows {
     float diagonal[3][2];
     uint32_t A[2][12], P[2][16];
@@ -107,8 +108,8 @@ template <int BAND_OF> static __device__ __forceinline__ void apply_diagonal(ban
 /* Offsets from T: of W, and of the right half of a row. */
 template <int W_, int RIGHT_> struct solve_layout { static constexpr int W = W_, RIGHT = RIGHT_; };
 
-/* Where a lane loads and stores rows of T or W, for 16 rows and 16 columns at a time. rest: from T to its rounding
-   error. */
+/* The addresses at which a lane loads and stores rows of T or W, for 16 rows and 16 columns at a time. rest: offset of
+   T's rounding error from T. */
 template <typename Layout> struct band_place {
     uint32_t even, odd, rest; /* of columns 0 to 15 and 16 to 31 */
     __device__ __forceinline__ band_place(uint32_t tile, uint32_t rest_of, int lane) {
@@ -136,8 +137,8 @@ static __device__ __forceinline__ void times_band(float (&sums)[8][4], const uin
     }
 }
 
-/* Stores 16 rows of T or W, `offset` bytes behind T: `parts` are pairs as in band_rows. Columns behind the band are
-   zero. */
+/* Stores 16 rows of T or W, `offset` bytes after T. `parts` holds pairs of columns as in band_rows. Columns after the
+   band become zero. */
 template <int BAND_OF, typename Layout>
 static __device__ __forceinline__ void store_band(const band_place<Layout> &T, uint32_t offset,
                                                   const uint32_t (&parts)[16]) {
@@ -157,8 +158,8 @@ template <int BAND_OF> static __device__ __forceinline__ void begin_band(band_ro
     apply_diagonal<BAND_OF>(m);
 }
 
-/* Computes the band's rows of T and of its rounding error in shared memory. Barrier first + 1 + j of the block says
-   that the rows of band j are there. */
+/* Computes the band's rows of T and of T's rounding error, and stores them in shared memory. Barrier first + 1 + j of
+   the thread block signals that the rows of band j are stored. */
 template <int BAND_OF, typename Layout>
 static __device__ __forceinline__ void solve_band(band_rows &m, const band_place<Layout> &T, int first) {
     float sums[8][4];

@@ -6,8 +6,8 @@
 
 namespace DELTA_CHUNK {
 
-/* A thread's elements of a state in f32. Its sums are 16 groups, 8 keys apart, of 2 rows of values (8 apart) x 2
-   keys. */
+/* The addresses of a thread's elements of a state in f32. They are 16 groups, 8 keys apart, of 2 values (8 apart) by 2
+   adjacent keys. */
 struct state_place {
     float *first;
     int by_value, by_key;

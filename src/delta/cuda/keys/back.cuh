@@ -12,7 +12,7 @@
        dq[i] = scale (e^G[i] dqf[i] + sum_{j<=i} dP[i,j] e^(G[i]-G[j]) k[j])
        dk[i] = e^G[i] dkf[i] + sum_{j<i} dA[i,j] e^(G[i]-G[j]) k[j]                                  (as the later one)
              + e^(G[C]-G[i]) dkl[i] + sum_{m>=i} e^(G[m]-G[i]) (scale dP[m,i] q[m] + dA[m,i] k[m])  (as the earlier one)
-       dG[i] = q[i] dq[i] + k[i] (dk[i] as the later one - as the earlier), by channel, without dkl and pairs of i = m
+       dG[i] = q[i] dq[i] + k[i] (dk[i] as the later one - as the earlier), by channel, without terms of dkl and i = m
        dg[t] = sum_{i>=t} dG[i] + sum_{i<t} k[i] e^(G[C]-G[i]) dkl[i] + end sum_v S dS'
 
    The kernels: prepare computes pages, walk the states that enter (unless the forward pass kept them), back_walk dS'

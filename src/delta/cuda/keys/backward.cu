@@ -1,6 +1,6 @@
 /* The backward pass of "keys64": runs its kernels (back.cuh) on parts of the problem, so that the workspace stays below
-   one and a half times the inputs. If one sequence does not fit with all heads, a part has fewer heads; then it has all
-   sequences that fit. */
+   one and a half times the inputs. If one sequence with all heads does not fit, a part has fewer heads. Each part has
+   as many sequences as fit. */
 #include <stddef.h>
 
 #include "delta/cuda/keys/gradients.cuh"
@@ -33,8 +33,8 @@ size_t page_bytes(const carry_delta_problem *p) {
 size_t state_bytes(const carry_delta_problem *p) {
     return (size_t)(columns_of(p) * (p->key <= 64 ? 64 : 128)) * sizeof(uint16_t);
 }
-/* The offset in a page at which x of its chunk is stored, or 0 if x does not fit there. x overwrites faded_q and
-   left_k, which are adjacent and which the backward walk reads last. */
+/* The offset in a page at which x of its chunk (back.cuh) is stored, or 0 if x does not fit there. x overwrites faded_q
+   and left_k, which are adjacent and which no kernel reads after the backward walk. */
 size_t room_in_page(const carry_delta_problem *p) {
     return columns_of(p) > 2 * (p->key <= 64 ? 64 : 128) ? 0
            : p->key <= 64                                ? offsetof(delta_keys::back_page<64>, faded_q)

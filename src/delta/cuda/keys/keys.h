@@ -1,13 +1,14 @@
-/* The method "keys64": its launches and its backward pass. Only *.cu files include this header. */
+/* The method "keys64": its launches and its backward pass. This header needs CUDA's headers. */
 #ifndef CARRY_DELTA_KEYS_H
 #define CARRY_DELTA_KEYS_H
 
 #include "delta/cuda/cuda.h"
 
-/* A range of value heads and of sequences, and the memory for their chunks. Each array is [slots, heads]; `slot` is the
-   index of the first slot among those of all sequences. pages are always there. The backward pass also has, in 16 bits:
-   states that enter [columns, D] (NULL: they are in job.kept), gradients of states that leave, and corrected values
-   [64, columns], value_step apart. columns is V rounded up to 64, D is K rounded up to 64 or 128. */
+/* A range of value heads and of sequences, and the memory for their chunks. Each array is [slots, heads], with one slot
+   per chunk; `slot` is the index of the first slot among those of all sequences. pages is always set. The backward pass
+   also has, in 16 bits: `states`, which enter chunks, [columns, D] (NULL: they are in job.kept); `dstates`, the
+   gradients of the states that leave; and `values`, the corrected values [64, columns], value_step elements apart.
+   columns is V rounded up to 64, D is K rounded up to 64 or 128. */
 typedef struct carry_delta_keys_part {
     int64_t first, heads, sequence, sequences, slot, slots, columns;
     void *pages;

@@ -3,11 +3,17 @@
    A block takes some columns of V of one value head of one sequence (fewer if there are few heads) and walks from
    the last token to the first, with the gradient dS of the state in registers. States are recomputed from those that
    the forward pass kept: first for every SUB-th token of a chunk, then for every token of one such part. They are
-   stored in the stash in global memory, where each thread reads only what it wrote. With S' = e^g S, the state
-   before the token's update:
+   stored in the stash in global memory, where each thread reads only what it wrote.
 
-       dS += scale q do^T;   du = dS^T k;   dr = beta du = dv;   dbeta = du.r
-       dq = scale S do;      dk = dS u - S' dr;   dS' = dS - k dr^T;   dg = sum dS' S';   dS <- e^g dS'
+   With S the state before a token, the forward step is
+
+       S' = e^g S;   r = v - S'^T k;   u = beta r;   state after the token: S' + k u^T
+
+   and the backward step, where dS is at first the gradient of the state after the token,
+
+       dS += scale q do^T;   du = dS^T k;   dr = beta du;   dv = dr;   dbeta = du.r
+       dq = scale (S' + k u^T) do;   dk = dS u - S' dr
+       dS' = dS - k dr^T;   dg = sum of dS' S' over all elements (with a key gate: over V);   dS <- e^g dS'
 
    Sums over the columns of the block are computed in a fixed order and written as parts, which gradients.cu adds up. */
 #include "delta/cuda/plain/columns.cuh"
@@ -357,8 +363,8 @@ struct cut {
     int64_t blocks, units, grid;
 };
 
-/* Chooses the rows by K, and the largest number of columns for which state and gradient stay in registers, or one
-   column if there are too few `lanes` (value heads of all sequences) to fill the GPU. */
+/* Chooses the rows of a thread by K, and the columns: as many (up to 4) as let state and gradient stay in registers,
+   but fewer if there would be too few blocks to fill the GPU. lanes: value heads of all sequences. */
 cut cut_of(const carry_delta_job *job, int64_t lanes, int multiprocessors) {
     cut c;
     c.rows = job->key <= 32 ? 4 : job->key <= 64 ? 8 : job->key <= 128 ? 16 : 32;

@@ -70,8 +70,8 @@ template <int KP> static __device__ void normalise_tile(float *rows, int count) 
     }
 }
 
-/* The same as delta_tile for gates and beta: e^g of every row of the state with a key gate, else one number for each
-   token. */
+/* The same as delta_tile for beta and the decays e^g of `count` tokens. With gates by key channel (KEYS), each token
+   has a decay for each row of the state, otherwise one. */
 template <int COUNT, int KP, int THREADS, bool KEYS> struct delta_gates {
     delta_tile<KEYS ? COUNT : 1, KEYS ? KP : COUNT, THREADS> g;
     unsigned beta;

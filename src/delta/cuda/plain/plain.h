@@ -1,5 +1,5 @@
 /* The launches of the method "recurrent". It computes token by token in f32 with e^g of one token at a time. No sum of
-   gates is formed, so gates of 0, -1000 and -inf are all exact. Only *.cu files include this header. */
+   gates is formed, so gates of 0, -1000 and -inf are all exact. This header needs CUDA's headers. */
 #ifndef CARRY_DELTA_PLAIN_H
 #define CARRY_DELTA_PLAIN_H
 

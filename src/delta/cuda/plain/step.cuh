@@ -1,6 +1,6 @@
 /* Device functions for single tokens, used by step.cu and ring.cu. A thread has four columns (16 bytes) of eight rows
-   of a state, and FOURS neighbouring threads share a row. A block reads THREADS / FOURS rows at a time, 8 times that in
-   all, which is one piece of work. Blocks are persistent: while one processes a piece of a state, each thread copies
+   of a state, and FOURS neighbouring threads share a row. A block reads THREADS / FOURS rows at a time; a piece of
+   work is 8 times as many rows. Blocks are persistent: while one processes a piece of a state, each thread copies
    its part of the next piece to shared memory. */
 #ifndef CARRY_DELTA_PLAIN_STEP_CUH
 #define CARRY_DELTA_PLAIN_STEP_CUH

@@ -6,14 +6,15 @@
        dS <- e^{G[last]} dS + (fade scale q)^T do - (fade k)^T dv
 
    Then x, dv, S and dS are in shared memory, and warps with 16 tokens each compute the sums over V,
-   Z[i,j] = do[i].x[j] and W[i,j] = dv[i].x[j]:
+   Z[i,j] = do[i].x[j] and W[i,j] = dv[i].x[j]. With D[i,j] = e^{G[i]-G[j]}:
 
-       dq[i] = scale (fade S do[i] + sum_{j<=i} D Z[i,j] k[j])
-       dk[i] = left dS x[i] - fade S dv[i] - sum_{j<i} D W[i,j] k[j]
-               + sum_{m>=i} D scale Z[m,i] q[m] - sum_{m>i} D W[m,i] k[m]
+       dq[i] = scale (fade[i] S do[i] + sum_{j<=i} D[i,j] Z[i,j] k[j])
+       dk[i] = left[i] dS x[i] - fade[i] S dv[i] - sum_{j<i} D[i,j] W[i,j] k[j]
+               + sum_{m>=i} scale D[m,i] Z[m,i] q[m] - sum_{m>i} D[m,i] W[m,i] k[m]
 
-   The gradient of a gate is the sum of M = P Z - A W over the pairs of tokens on both sides of it. M is summed by rows
-   and by columns from the same numbers, so that pairs on one side of the gate cancel. */
+   The gradient of a gate has the terms of S and dS, and the sum of M[i,j] = P[i,j] Z[i,j] - A[i,j] W[i,j] over the
+   pairs with one token on each side of the gate. M is summed by rows and by columns from the same numbers, so that
+   pairs with both tokens on one side cancel. */
 #include "delta/cuda/tiles/rows.cuh"
 
 using namespace DELTA_MMA;

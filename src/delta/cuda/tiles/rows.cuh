@@ -40,7 +40,7 @@ __device__ __forceinline__ void scale_and_see(float (&to)[D / 8][4], float (&dot
 }
 
 /* Handles pairs of a warp's tokens i with tokens j of block p, where j <= i (BEFORE) or j >= i. z and w are multiplied
-   by their factors and become left operands; their terms of M are added to `sums`. */
+   by their factors and become left operands; their terms of M (backward.cu) are added to `sums`. */
 template <bool BEFORE>
 __device__ __forceinline__ void weigh_pairs(unsigned (&of_z)[4], unsigned (&of_w)[4], float (&sums)[2],
                                             float (&z)[2][4], float (&w)[2][4], const prepared &s,

@@ -1,4 +1,4 @@
-/* The launches of the method "tiles64", entries of carry_delta_walks. Only *.cu files include this header. */
+/* The launches of the method "tiles64", entries of carry_delta_walks. This header needs CUDA's headers. */
 #ifndef CARRY_DELTA_TILES_H
 #define CARRY_DELTA_TILES_H
 

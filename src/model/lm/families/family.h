@@ -66,8 +66,8 @@ typedef struct carry_lm_family {
 CARRY_LM_FAMILY_LIST(X)
 #undef X
 
-/* at: the family with this index, or NULL past the end. of: the family with this model_type, its own or its wrapper's,
-   or NULL. */
+/* carry_lm_family_at returns the family with this index, or NULL past the end. carry_lm_family_of returns the family
+   whose name or wrapper is this model_type, or NULL. */
 const carry_lm_family *carry_lm_family_at(int index);
 const carry_lm_family *carry_lm_family_of(const carry_json *model_type);
 

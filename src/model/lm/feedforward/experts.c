@@ -190,9 +190,9 @@ carry_tensor carry_lm_experts_half(carry_tensor W, int64_t width, int which) {
     return half;
 }
 
-/* Chooses the experts of each token. NaN in the router's output would make all later results NaN: if no gradients are
-   wanted, it is an error that names the layer and the token. On a GPU, from which nothing is read back, and in a call
-   with several sequences in a pool, the logits of that sequence become NaN instead. */
+/* Chooses the experts of each token. NaN in the router's output would make all later results NaN. On the CPU, in a pass
+   without gradients, it is therefore an error that names the layer and the token. A GPU does not check it, since that
+   would need a copy to the host, and neither does a pass over a pool: the logits of that sequence become NaN. */
 static carry_status choose(const carry_lm_call *call, carry_tensor x) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_experts_options *e = &call->pass->lm->config.experts;

@@ -1,10 +1,10 @@
 /* A mixture of experts:
 
-       out = sum over the chosen experts e of w[e] down[e](f(x)) + shared(x)
+       out = sum over the chosen experts e of w[e] down[e] f[e](x) + shared(x)
 
-   f is silu(gate[e] x) * up[e] x, or relu(up[e] x)^2. A router chooses the experts of each token and their weights
-   (ops/experts.h). The shared expert is a feed-forward of the same form that every token uses, with or without a gate.
-   With a latent width, a linear map of x is the experts' input, and another maps their sum back. */
+   f[e](x) is silu(gate[e] x) * up[e] x, or relu(up[e] x)^2. A router chooses the experts of each token and their
+   weights (ops/experts.h). The shared expert is a feed-forward of the same form that every token uses, with or without
+   a gate. With a latent width, a linear map of x is the experts' input, and another maps their sum back. */
 #ifndef CARRY_MODEL_LM_EXPERTS_H
 #define CARRY_MODEL_LM_EXPERTS_H
 

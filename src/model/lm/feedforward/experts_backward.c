@@ -39,8 +39,8 @@ static carry_status shared_backward(const carry_lm_call *call) {
                : CARRY_OK;
 }
 
-/* Computes, from dsum, the gradient of the weighted sum, the gradients of the router's weights and, in r->y, those of
-   the experts' inputs. */
+/* Computes the gradients of the router's weights and, in r->y, of the experts' inputs. dsum: the gradient of the
+   weighted sum of the experts' outputs. */
 static carry_status experts_backward(const carry_lm_call *call, carry_tensor dsum) {
     carry_ctx *ctx = call->pass->ctx;
     const int64_t width = call->pass->lm->config.experts.width;

@@ -1,7 +1,9 @@
 /* Layers with softmax attention:
 
-       q, k, v = proj x, with q and k normalised and given rotary positions;  o = causal attention (q, k, v);
-       out = o_proj(o sigmoid(gate)), where the gate, if any, is next to each head of q in q_proj
+       q, k, v = proj x;  o = causal attention (q, k, v);  out = o_proj(o sigmoid(gate))
+
+   Before attention, q and k are normalised and get rotary positions; the options (options.h) may leave out both. The
+   gate is optional too: q_proj has the gate of each head next to its q.
 
    Heads of q share heads of k and v. Documents of a packed row do not attend to each other, nor do sequences of a
    batch. The state of a sequence is its values and its keys, the latter with rotary positions applied. */
@@ -68,8 +70,9 @@ carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const ca
 void carry_lm_attention_rates(const carry_lm_config *config, float *rates);
 
 /* For mixers whose structs of activations and gradients begin with those of attention. open and close manage its
-   resources; attend computes o from q, k and v, for all documents, states and pools; its backward starts from d_o. If
-   the state has no second part, the first has the values too. */
+   resources; attend computes o from q, k and v, for all documents, states and pools; its backward starts from d_o. The
+   first part of the state holds the keys and the second the values; a state with a single part holds both in it
+   (latent.h). */
 carry_status carry_lm_attention_open(carry_lm_pass *pass, void **opened);
 void carry_lm_attention_close(void *opened);
 void carry_lm_attention_take_once(const carry_lm_pass *pass, void *opened, carry_arena *arena);

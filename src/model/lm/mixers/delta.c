@@ -39,8 +39,8 @@ carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows) {
     return view;
 }
 
-/* True if one product computes all maps of x, as columns of one array: on a GPU, with a method and convolutions that
-   accept rows with a larger stride. */
+/* True if one product computes all maps of x, as columns of one array: on a GPU, without an adapter, and with a method
+   and convolutions that accept rows with a larger stride. */
 static bool joins(const carry_lm_pass *pass, const carry_lm_delta *o) {
     return carry_lm_joins(pass) && pass->lm->config.delta.use_short_conv && o->method == &carry_lm_recurrence_chunk;
 }

@@ -1,7 +1,10 @@
 /* Layers with the delta rule:
 
-       q, k, v = f(conv(proj x));  o = delta rule (q, k, v, beta(b_proj x), g(a_proj x));
-       out = o_proj(head-wise norm(o) silu(g_proj x))
+       q, k, v = f(conv(proj x));  beta = sigmoid(b_proj x);  g = -exp(A_log) softplus(a_proj x + dt_bias)
+       o = delta rule (q, k, v, beta, g);  out = o_proj(head-wise norm(o) silu(g_proj x))
+
+   f is an activation. The options (options.h) may leave out conv, beta (then 1), g (then 0) and the factor silu(g_proj
+   x); with allow_neg_eigval beta is doubled.
 
    The recurrence itself is computed by a method of recurrence/recurrence.h. */
 #ifndef CARRY_MODEL_LM_DELTA_H

@@ -1,9 +1,11 @@
 /* Layers of Kimi delta attention (KDA):
 
-       q, k, v = silu(conv(proj x));  g = -exp(A_log) softplus(f_b f_a x + dt_bias), one for each channel of a key
+       q, k, v = silu(conv(proj x));  a = f_b f_a x + dt_bias
+       g = -exp(A_log) softplus(a), or bound sigmoid(exp(A_log) a) if `bound` of the options is not 0
        o = delta rule (q, k, v, sigmoid(b_proj x), g);  out = o_proj(head-wise norm(o) sigmoid(g_b g_a x))
 
-   The state of a sequence has the same parts as in mixers/delta.h. */
+   g has one value for each channel of a key. With whole_gates (options.h), f_b and g_b are applied to x itself.
+   The state of a sequence has the same parts as that of a layer with the delta rule (mixers/delta_parameters.c). */
 #ifndef CARRY_MODEL_LM_KDA_H
 #define CARRY_MODEL_LM_KDA_H
 

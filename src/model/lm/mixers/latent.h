@@ -3,10 +3,11 @@
        c, shared = kv_a x, with c normalised;  q = q_proj x, or q_b(norm(q_a x))
        the key of head h is (K[h] c, shared), its value V[h] c;  out = o_proj of attention
 
-   K[h] and V[h] are rows of kv_b. They are applied to queries and outputs instead of to keys: q[h] K[h] and the rest of
-   q[h] are multiplied with (c, shared), and V[h] maps the weighted sum of c. Only (c, shared) is cached for a token. So
-   attention has one head of keys, which are also the values. With rope_theta, `shared` and the rest of q[h] first get
-   rotary positions; with a head gate, the output of head h is multiplied by sigmoid(gate[h] x). */
+   K[h] and V[h] are rows of kv_b. A query has two parts, q[h] = (p[h], r[h]), and its score with a key is p[h]^T K[h] c
+   + r[h]^T shared. It is computed with the query (K[h]^T p[h], r[h]) and the key (c, shared), which is the same for all
+   heads; V[h] is applied to the weighted sum of c. So only (c, shared) is cached for a token, and attention has one
+   head of keys, which are also the values. With rope_theta, `shared` and r[h] first get rotary positions; with a head
+   gate, the output of head h is multiplied by sigmoid(gate[h] x). */
 #ifndef CARRY_MODEL_LM_LATENT_H
 #define CARRY_MODEL_LM_LATENT_H
 

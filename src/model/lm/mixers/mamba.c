@@ -244,8 +244,9 @@ static carry_status run_steps(const carry_lm_call *call, int64_t count) {
     return carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes);
 }
 
-/* Runs the sequences of a call whose states are in a pool: all steps together, then guesses and pieces one after the
-   other. With same_bits it runs token by token, since sums depend on where chunks begin. */
+/* Runs the sequences of a call whose states are in a pool: first all single tokens together, then guesses (places.h)
+   and pieces of prompts one after the other. With same_bits, pieces run token by token, since sums depend on where
+   chunks begin. */
 static carry_status run_pooled(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;

@@ -1,7 +1,7 @@
 /* Layers of Mamba-2:
 
-       z, xbc, dt = in_proj x;  x, B, C = silu(conv(xbc));  y = state space layer (x, B, C, dt) (ops/ssm.h)
-       out = out_proj(norm by groups (y silu(z)))
+       z, xbc, dt = in_proj u, where u is the layer's input;  x, B, C = silu(conv(xbc))
+       y = state space layer (x, B, C, dt) (ops/ssm.h);  out = out_proj(norm by groups (y silu(z)))
 
    The state of a sequence is the last conv_size - 1 inputs of the convolution, and the states of all heads. */
 #ifndef CARRY_MODEL_LM_MAMBA_H

@@ -250,7 +250,7 @@ static carry_status backward(void *opened, const carry_delta_backward_args *args
 }
 
 /* Zeroes the rows of `before` that belong to a sequence which ended before this rank's first token. The convolution
-   handles starts of sequences among its own tokens; this start is in the halo, which it does not check. */
+   handles starts of sequences among its own tokens, but does not check the halo. */
 static carry_status forget_other_sequences(const carry_lm_chunk *m, carry_tensor before, carry_tensor cu_seqlens) {
     const int64_t *starts = cu_seqlens.data;
     int64_t window = before.shape[1];

@@ -1,5 +1,6 @@
-/* The delta rule in chunks for states in a pool: steps, a piece, or packed pieces. On a GPU all pieces of a call are
-   packed: a piece alone has a block for each 64 values of a head, fewer than a GPU has multiprocessors. */
+/* The delta rule in chunks for states in a pool. A call has one token of each of several sequences (steps), tokens
+   of one sequence (a piece), or tokens of several (packed pieces). On a GPU all pieces of a call are packed: a piece
+   alone would have one thread block for each head and 64 columns of its state, fewer than a GPU has multiprocessors. */
 #include "core/error.h"
 #include "core/tensor.h"
 #include "model/lm/recurrence/chunk.h"

@@ -3,10 +3,10 @@
    A recurrence is a const struct of functions: chunks on this machine (carry_lm_recurrence_chunk, the default), a dense
    scan, or chunks over ranks. A mixer (mixers/delta.c) opens one for a problem and passes it, for every layer, the
    arguments of carry_delta_forward and carry_delta_backward with the meaning they have in delta.h: q and k are
-   normalised inside, beta holds logits and g holds a where the problem says so. All layers of a model have the same
-   problem, so they share one opened recurrence.
+   normalised inside, beta may hold logits (beta_sigmoid of the problem), and g may hold the gate's input (gate_inside).
+   All layers of a model have the same problem, so they share one opened recurrence.
 
-   kept is the layer's memory from its forward to its backward. Only open allocates. */
+   kept is the layer's memory from its forward to its backward. Only open and open_pooled allocate. */
 #ifndef CARRY_MODEL_RECURRENCE_H
 #define CARRY_MODEL_RECURRENCE_H
 
@@ -73,8 +73,8 @@ extern const carry_lm_recurrence carry_lm_recurrence_linear;
 const carry_lm_recurrence *carry_lm_recurrence_at(int index);
 const carry_lm_recurrence *carry_lm_recurrence_named(const char *name);
 
-/* The number of slices of a value head of this width: the smallest number of equal slices that are narrow enough, or 0
-   if no number works. */
+/* The number of slices of a value head of this width: the smallest number of equal slices of at most
+   CARRY_MAX_DELTA_DIM columns. value: at least 1. */
 int64_t carry_lm_recurrence_slices(int64_t value);
 
 #endif

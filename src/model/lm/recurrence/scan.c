@@ -196,8 +196,8 @@ void carry_recurrence_scan_load(const carry_recurrence_scan_work *w, int64_t ite
     carry_delta_load(w->m->delta, token->v, w->in.v, b, t, value_head, 1, 0, p->value);
 }
 
-/* b = beta k v^T + e^g (S0 - erased k (k^T S0)) for the first token of a sequence with initial state S0: includes A
-   S0. */
+/* b = beta k v^T + e^g (S0 - erased k (k^T S0)) for the first token of a sequence with initial state S0; the second
+   term is A S0. */
 static void add_initial(const carry_recurrence_scan_work *w, const carry_recurrence_token *x, int64_t sequence,
                         int64_t value_head, float *b) {
     const carry_recurrence_scan *m = w->m;

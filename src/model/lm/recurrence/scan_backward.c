@@ -1,5 +1,6 @@
-/* The backward pass of a layer as a dense scan. The states are computed again. The scan of G[t] = scale q do^T gives
-   L[t] = db[t]; then, with P = S[t-1]:
+/* The backward pass of a layer as a dense scan. The states are computed again. With G[t] = scale q do^T, the scan
+   backwards in time, L[t] = G[t] + A[t+1]^T L[t+1], gives the gradient of the state S[t], which is also db[t]. Then,
+   with P = S[t-1] and without the index t:
 
        dq = scale S do      dv = beta L^T k      dA = L P^T
        dbeta = k^T L v - e^g k^T dA k            dk = beta L v - beta e^g (dA k + dA^T k)
