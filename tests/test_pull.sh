@@ -56,6 +56,15 @@ expect 0 '"files": 1' pull test/model --include '*.json' --json
 [ ! -e $model/snapshots/$commit/model.safetensors ] || fail "--include"
 refused 'no file that --include selects' pull test/model --include '*.gguf'
 
+# Files with the same bytes are fetched once.
+rm -rf home
+: > log
+cp remote/model.safetensors remote/sub/same.safetensors
+expect 0 '"files": 5' pull test/model --part 500000 --json
+cmp -s remote/model.safetensors $model/snapshots/$commit/sub/same.safetensors || fail "the copy differs"
+[ "$(grep -c 'safetensors' log)" = 6 ] || fail "ranges of a copy: $(cat log)"
+rm remote/sub/same.safetensors
+
 # Killed in the middle: the next call fetches only what is missing.
 rm -rf home
 : > log
@@ -109,7 +118,11 @@ echo secret > remote/token
 refused 'HF_TOKEN' pull test/model
 HF_TOKEN=secret expect 0 'files' pull test/model
 HF_TOKEN=wrong refused '401' pull test/model
-rm remote/token
+rm -rf home
+touch remote/elsewhere
+HF_TOKEN=secret expect 0 'files' pull test/model
+grep -q 'another host' log && fail "the token was sent to another host"
+rm remote/token remote/elsewhere
 refused '404' pull test/none
 refused '404' pull test/model@nope
 refused 'expected OWNER/NAME' pull ../x

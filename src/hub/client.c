@@ -57,8 +57,10 @@ static size_t take_header(char *bytes, size_t one, size_t count, void *user) {
 struct curl_slist *carry_hub_prepare(const carry_hub_pull *pull, CURL *curl, const char *url) {
     char header[1024];
     struct curl_slist *headers = NULL;
-    if (pull->token != NULL && *pull->token != '\0' && strlen(pull->token) < sizeof header - 64) {
-        /* libcurl does not send it to another host after a redirect. */
+    const size_t length = strlen(pull->endpoint);
+    const bool is_there = strncmp(url, pull->endpoint, length) == 0 && url[length] == '/';
+    if (is_there && pull->token != NULL && *pull->token != '\0' && strlen(pull->token) < sizeof header - 64) {
+        /* Other hosts do not get it: neither that of the next page of a list, nor, by libcurl, that of a redirect. */
         (void)snprintf(header, sizeof header, "Authorization: Bearer %s", pull->token);
         headers = curl_slist_append(NULL, header);
         (void)curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);

@@ -15,6 +15,7 @@ typedef struct carry_hub_file {
     char hash[65]; /* SHA-256, or Git's SHA-1 */
     int64_t size;
     bool is_present;           /* was in the cache */
+    bool is_copy;              /* has the same bytes as an earlier file */
     int64_t part;              /* bytes of a range */
     int64_t parts, parts_done; /* ranges */
     unsigned char *done;       /* one byte per range */

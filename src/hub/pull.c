@@ -39,7 +39,7 @@ static int64_t size_of(const char *path) {
 static carry_status plan_file(carry_ctx *ctx, const carry_hub_pull *pull, const char *folder, carry_hub_file *file) {
     char path[CARRY_FILE_PATH];
     CARRY_TRY(carry_hub_blob(ctx, path, folder, file, ""));
-    file->is_present = size_of(path) == file->size;
+    file->is_present = file->is_copy || size_of(path) == file->size;
     file->part = pull->part > 0 ? pull->part : CARRY_HUB_PART;
     file->parts = file->size > 0 ? (file->size - 1) / file->part + 1 : 0;
     file->parts_done = 0;
@@ -207,9 +207,34 @@ static carry_status lock(carry_ctx *ctx, const char *folder, int *held) {
     return CARRY_OK;
 }
 
+static int by_hash(const void *a, const void *b) {
+    const carry_hub_file *const *first = a;
+    const carry_hub_file *const *second = b;
+    const int order = strcmp((*first)->hash, (*second)->hash);
+    return order != 0 ? order : (*first > *second) - (*first < *second);
+}
+
+/* Files with the same bytes are one blob, which is fetched once. */
+static carry_status mark_copies(carry_ctx *ctx, const carry_hub_pull *pull) {
+    carry_hub_file **sorted = malloc((size_t)(pull->count + 1) * sizeof(carry_hub_file *));
+    if (sorted == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the list of files");
+    }
+    for (int64_t i = 0; i < pull->count; i++) {
+        sorted[i] = &pull->files[i];
+    }
+    qsort(sorted, (size_t)pull->count, sizeof(carry_hub_file *), by_hash);
+    for (int64_t i = 1; i < pull->count; i++) {
+        sorted[i]->is_copy = strcmp(sorted[i]->hash, sorted[i - 1]->hash) == 0;
+    }
+    free(sorted);
+    return CARRY_OK;
+}
+
 static carry_status fetch(carry_ctx *ctx, carry_hub_pull *pull, const char *folder) {
     char name[CARRY_HUB_NAME + 16], path[CARRY_FILE_PATH];
     CARRY_TRY(carry_hub_list(ctx, pull));
+    CARRY_TRY(mark_copies(ctx, pull));
     CARRY_TRY(plan(ctx, pull, folder));
     (void)snprintf(name, sizeof name, "snapshots/%s", pull->commit);
     CARRY_TRY(carry_file_in(ctx, pull->folder, folder, name));
