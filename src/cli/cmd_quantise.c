@@ -76,7 +76,8 @@ static int run(int count, char **arguments) {
     const char *format = NULL;
     const char *text = NULL;
     const cli_option own[] = {
-        {"format", 0, CLI_TEXT, &format, "NAME", "fp8_block, int8, int4_g32, int4_g64 or int4_g128"},
+        {"format", 0, CLI_TEXT, &format, "NAME",
+         "fp8_block, int8, int4_g32, int4_g64, int4_g128, q8_0, q4_0, q4_k, q5_k or q6_k"},
         {"text", 0, CLI_TEXT, &text, "FILE", "print the perplexity of this text before and after, computed in f32"},
         {0},
     };
@@ -105,11 +106,12 @@ const cli_verb cli_quantise = {
     .summary = "write a model folder with quantised weights",
     .details =
         "Reads the folder IN and writes OUT with the matrices of its layers in fewer bits: fp8_block (8-bit floats,\n"
-        "one scale for 128 x 128), int8 (one scale for each row) or int4_g32, int4_g64, int4_g128 (4 bits, a scale "
-        "and\n"
-        "a zero point for each group of inputs). Embeddings, head, norms, convolutions and routers keep their type.\n"
-        "The layouts are those of Hugging Face's fp8 and gptq; int8 is Carry's own. Values are rounded to nearest:\n"
-        "there is no calibration.\n\n"
+        "one scale for 128 x 128), int8 (one scale for each row), int4_g32, int4_g64, int4_g128 (4 bits, a scale and\n"
+        "a zero point for each group of inputs) or the blocks of GGUF files, q8_0, q4_0, q4_k, q5_k, q6_k. "
+        "Embeddings,\n"
+        "head, norms, convolutions and routers keep their type. The layouts are those of Hugging Face's fp8 and gptq;\n"
+        "folders in int8 and in GGUF's blocks are read by Carry alone. Values are rounded to nearest: there is no\n"
+        "calibration.\n\n"
         "carry generate, eval and serve read such folders, those of AWQ, GPTQ, AutoRound and fp8, and .gguf files of\n"
         "Qwen3.5 (Q8_0, Q4_0, Q4_K, Q5_K, Q6_K).",
     .example = "carry quantise model model-int4 --format int4_g128 --text wiki.test.tokens",

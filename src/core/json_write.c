@@ -96,6 +96,10 @@ void carry_json_put_key(carry_json_text *text, const char *key) {
 
 void carry_json_put_double(carry_json_text *text, double value) {
     char digits[40];
+    if (!isfinite(value)) {
+        carry_json_put_raw(text, "%s", value > 0.0 ? "Infinity" : "null");
+        return;
+    }
     for (int precision = 1; precision <= 17; precision++) {
         (void)snprintf(digits, sizeof digits, "%.*g", precision, value);
         if (strtod(digits, NULL) == value) {

@@ -36,6 +36,13 @@ static bool is_int4(const carry_quant_format *format) {
     return strncmp(format->name, "int4", 4) == 0;
 }
 
+/* True if a row of this many columns can be written: the files of some formats have whole blocks only. */
+static bool fits(const carry_quant_format *format, const carry_tensor *tensor) {
+    return carry_quant_is_gguf(format) ? tensor->shape[1] % format->block == 0
+           : is_int4(format)           ? tensor->shape[1] % format->block == 0 && tensor->shape[0] % 8 == 0
+                                       : true;
+}
+
 static float value_at(const carry_tensor *from, int64_t index) {
     return (float)carry_tensor_at(from, index);
 }
@@ -50,9 +57,7 @@ static bool is_quantised_here(const writer *w, const char *name, const carry_ten
                            strcmp(name + length - 7, ".weight") == 0 && contains(name, "layers.");
     const bool is_other = contains(name, "norm") || contains(name, "conv") || contains(name, "embed") ||
                           contains(name, ".gate.weight") || contains(name, "shared_expert_gate");
-    const bool fits = !is_int4(w->format) ||
-                      (tensor->rank == 2 && tensor->shape[1] % w->format->block == 0 && tensor->shape[0] % 8 == 0);
-    return is_matrix && !is_other && fits && tensor->shape[0] >= LEAST && tensor->shape[1] >= LEAST;
+    return is_matrix && !is_other && fits(w->format, tensor) && tensor->shape[0] >= LEAST && tensor->shape[1] >= LEAST;
 }
 
 static void *take(writer *w, int64_t rows, int64_t columns, size_t size) {
@@ -181,6 +186,28 @@ static carry_status add_int4(writer *w, const char *module, const carry_tensor *
     return CARRY_OK;
 }
 
+/* Rows of blocks of a GGUF format, as bytes. */
+static carry_status add_blocks(writer *w, const char *module, const carry_tensor *from) {
+    const int64_t rows = from->shape[0];
+    const int64_t columns = from->shape[1];
+    const int64_t row_bytes = (int64_t)carry_quant_row_bytes(w->format, columns);
+    unsigned char *blocks = take(w, rows, row_bytes, 1);
+    float *row = malloc((size_t)columns * sizeof *row);
+    if (blocks == NULL || row == NULL) {
+        free(row);
+        return no_memory(w, module);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) {
+            row[j] = value_at(from, i * columns + j);
+        }
+        w->format->encode(blocks + i * row_bytes, row, columns / w->format->block);
+    }
+    free(row);
+    add(w, module, "weight", blocks, CARRY_I8, rows, row_bytes);
+    return CARRY_OK;
+}
+
 static carry_status add_tensor(writer *w, const char *name) {
     const carry_tensor *from = carry_weights_find(&w->weights, name);
     const int64_t bytes = carry_tensor_count(from) * (int64_t)carry_dtype_size(from->dtype);
@@ -200,7 +227,8 @@ static carry_status add_tensor(writer *w, const char *name) {
     w->result->matrices++;
     return w->format == &carry_quant_fp8_block ? add_fp8(w, module, from)
            : w->format == &carry_quant_int8    ? add_int8(w, module, from)
-                                               : add_int4(w, module, from);
+           : is_int4(w->format)                ? add_int4(w, module, from)
+                                               : add_blocks(w, module, from);
 }
 
 static carry_status write_config(const writer *w, const char *from, const char *to) {
@@ -226,6 +254,9 @@ static carry_status write_config(const writer *w, const char *from, const char *
         carry_json_end(&text, ']');
     } else if (w->format == &carry_quant_int8) {
         carry_json_add_text(&text, "quant_method", "int8");
+    } else if (carry_quant_is_gguf(w->format)) {
+        carry_json_add_text(&text, "quant_method", "blocks");
+        carry_json_add_text(&text, "format", w->format->name);
     } else {
         carry_json_add_text(&text, "quant_method", "gptq");
         carry_json_add_text(&text, "checkpoint_format", "gptq");
@@ -292,12 +323,11 @@ static carry_status write_all(writer *w, const char *from, const char *to) {
 carry_status carry_quantise(carry_ctx *ctx, const char *from, const char *to, const char *format,
                             carry_quantise_result *result) {
     writer w = {.ctx = ctx, .format = carry_quant_format_named(format), .result = result};
+    char names[CARRY_QUANT_NAMES];
     *result = (carry_quantise_result){0};
-    if (w.format == NULL ||
-        (w.format != &carry_quant_fp8_block && w.format != &carry_quant_int8 && !is_int4(w.format))) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "--format '%.40s': expected fp8_block, int8, int4_g32, int4_g64 or int4_g128%s", format,
-                          w.format != NULL ? "; GGUF files are read, not written" : "");
+    if (w.format == NULL) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "--format '%.40s': expected %s", format,
+                          carry_quant_format_names(names));
     }
     CARRY_TRY(carry_weights_open(ctx, &w.weights, from));
     const carry_status status = write_all(&w, from, to);

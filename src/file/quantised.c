@@ -61,6 +61,23 @@ static carry_status make_wide(carry_ctx *ctx, carry_quant_source *s, const char 
                   : take(ctx, &s->scales, name, "weight_scale", CARRY_F32, s->rows, 1, find, user);
 }
 
+static carry_status make_blocks(carry_ctx *ctx, carry_quant_source *s, const char *name, carry_quant_find find,
+                                const void *user) {
+    const int64_t bytes = (int64_t)s->format->bytes;
+    char whole[CARRY_SAFETENSORS_NAME];
+    (void)snprintf(whole, sizeof whole, "%s.weight", name);
+    const carry_tensor *values = find(user, whole);
+    if (values == NULL || values->rank != 2 || values->dtype != CARRY_I8 || values->shape[1] % bytes != 0) {
+        return carry_fail(ctx, CARRY_EFORMAT,
+                          "%s is not a matrix in i8 whose rows are blocks of %" PRId64 " bytes (%s)", whole, bytes,
+                          s->format->name);
+    }
+    s->values = *values;
+    s->rows = values->shape[0];
+    s->columns = values->shape[1] / bytes * s->format->block;
+    return CARRY_OK;
+}
+
 static const carry_quant_format *format_of_group(int64_t group) {
     return group == 32 ? &carry_quant_int4_g32 : group == 64 ? &carry_quant_int4_g64 : &carry_quant_int4_g128;
 }
@@ -121,13 +138,20 @@ static carry_status make_int4(carry_ctx *ctx, carry_quant_source *s, const char 
 
 carry_status carry_quant_source_make(carry_ctx *ctx, carry_quant_source *source, const carry_quant_config *config,
                                      const char *name, carry_quant_find find, const void *user) {
-    *source = (carry_quant_source){.layout = config->layout, .group = config->group, .zero_plus = config->zero_plus};
+    *source = (carry_quant_source){
+        .layout = config->layout, .format = config->format, .group = config->group, .zero_plus = config->zero_plus};
+    if (config->layout == CARRY_QUANT_BLOCKS) {
+        return make_blocks(ctx, source, name, find, user);
+    }
     return config->layout == CARRY_QUANT_FP8 || config->layout == CARRY_QUANT_INT8
                ? make_wide(ctx, source, name, find, user)
                : make_int4(ctx, source, name, find, user);
 }
 
 carry_tensor carry_quant_source_view(const carry_quant_source *source) {
+    if (source->layout == CARRY_QUANT_BLOCKS) {
+        return carry_quant_view(source->values.data, source->format, source->rows, source->columns);
+    }
     carry_tensor view = carry_quant_view(source, source->format, source->rows, source->columns);
     view.stride[0] = 0;
     return view;

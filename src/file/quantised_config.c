@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "file/quantised.h"
 
-#define METHODS "fp8, int8, awq, gptq or auto-round"
+#define METHODS "fp8, int8, blocks, awq, gptq or auto-round"
 
 static carry_status refuse(carry_ctx *ctx, const char *name, const char *key, const carry_json *node,
                            const char *accepted) {
@@ -24,6 +24,18 @@ static carry_status read_fp8(carry_ctx *ctx, const carry_json *node, const char 
     return carry_json_count(block) == 2 && is_whole(first, 128) && is_whole(first->next, 128)
                ? CARRY_OK
                : refuse(ctx, name, "weight_block_size", block, "[128, 128]");
+}
+
+static carry_status read_blocks(carry_ctx *ctx, carry_quant_config *config, const carry_json *node, const char *name) {
+    const carry_json *format = carry_json_find(node, "format");
+    for (int i = 0; carry_quant_format_at(i) != NULL; i++) {
+        if (carry_quant_is_gguf(carry_quant_format_at(i)) &&
+            carry_json_is_text(format, carry_quant_format_at(i)->name)) {
+            config->format = carry_quant_format_at(i);
+            return CARRY_OK;
+        }
+    }
+    return refuse(ctx, name, "format", format, "\"q8_0\", \"q4_0\", \"q4_k\", \"q5_k\" or \"q6_k\"");
 }
 
 static carry_status read_int4(carry_ctx *ctx, carry_quant_config *config, const carry_json *node, const char *name) {
@@ -81,6 +93,10 @@ carry_status carry_quant_config_parse(carry_ctx *ctx, carry_quant_config *config
     if (carry_json_is_text(method, "int8")) {
         config->layout = CARRY_QUANT_INT8;
         return CARRY_OK;
+    }
+    if (carry_json_is_text(method, "blocks")) {
+        config->layout = CARRY_QUANT_BLOCKS;
+        return read_blocks(ctx, config, node, name);
     }
     const bool is_awq = carry_json_is_text(method, "awq");
     const bool is_gptq = carry_json_is_text(method, "gptq");

@@ -1,5 +1,5 @@
-/* Causal depthwise convolution along tokens: for each token, the sum of its last `width` rows, each times a row of
-   taps. Threads take blocks of tokens and of channels. */
+/* Causal depthwise convolution along tokens: for each token, the sum of the `width` rows up to its own, each times a
+   row of taps, then an activation. Threads take blocks of tokens and of channels. */
 #include "ops/conv.h"
 
 #include <inttypes.h>
@@ -100,11 +100,13 @@ void carry_conv_borders(const carry_conv_problem *p, int64_t t, int64_t *begin, 
 }
 
 void carry_conv_taps(const carry_conv_problem *p, float *taps, int64_t at, int64_t count, bool reversed) {
-    float beside[CARRY_CONV_WIDTHS];
-    for (int64_t c = 0; c < count; c++) {
-        const float *w = carry_piece_in(p->kernels, beside, &p->w, (at + c) * p->width, p->width);
-        for (int64_t i = 0; i < p->width; i++) {
-            taps[(reversed ? p->width - 1 - i : i) * CARRY_CONV_CHANNELS + c] = w[i];
+    float beside[CARRY_CONV_WIDTHS * CARRY_CONV_CHANNELS];
+    const int64_t width = p->width;
+    const float *w = carry_piece_in(p->kernels, beside, &p->w, at * width, count * width);
+    for (int64_t i = 0; i < width; i++) {
+        float *to = taps + (reversed ? width - 1 - i : i) * CARRY_CONV_CHANNELS;
+        for (int64_t c = 0; c < count; c++) {
+            to[c] = w[c * width + i];
         }
     }
 }
@@ -143,8 +145,9 @@ typedef struct block {
     int64_t b, first, last, at, count;
 } block;
 
-/* Builds, in bf16, the window of a token that sees rows before its sequence. Returns false if `before` has numbers
-   that are not bf16; numbers that another call stored there are. */
+/* Builds, in bf16, the window of a token near the start of its sequence, which includes rows before the sequence: those
+   of `before`, or zeros. Returns false if a number in `before` is not exact in bf16. Numbers that an earlier call on
+   bf16 inputs stored in `before` are exact. */
 static bool half_window(const carry_conv_problem *p, const block *o, int64_t t, int64_t begin, bool first_sequence,
                         uint16_t window[CARRY_HALF_CONV_TAPS * CARRY_CONV_CHANNELS]) {
     for (int64_t i = 0; i < CARRY_HALF_CONV_TAPS; i++) {
@@ -187,7 +190,7 @@ static int64_t half_tokens(const job *j, const carry_half_rows *half, const bloc
     if (t - begin >= CARRY_HALF_CONV_TAPS - 1) {
         conv.tokens = (end < o->last ? end : o->last) - t;
         conv.x = (const uint16_t *)p->x.data + here - (CARRY_HALF_CONV_TAPS - 1) * p->channels;
-        conv.x_row = p->channels;
+        conv.x_token = conv.x_row = p->channels;
         half->conv(&conv);
         return conv.tokens;
     }
@@ -196,7 +199,7 @@ static int64_t half_tokens(const job *j, const carry_half_rows *half, const bloc
         return 0;
     }
     conv.x = window;
-    conv.x_row = CARRY_CONV_CHANNELS;
+    conv.x_token = conv.x_row = CARRY_CONV_CHANNELS;
     half->conv(&conv);
     return 1;
 }

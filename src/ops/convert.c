@@ -28,6 +28,11 @@ static void convert_range(void *argument, int64_t begin, int64_t end, int worker
                 (size_t)(end - begin) * to_size);
         return;
     }
+    if (j->to.dtype == CARRY_F32) {
+        carry_widen(j->kernels, (float *)j->to.data + begin, (const char *)j->from.data + (size_t)begin * from_size,
+                    j->from.dtype, end - begin);
+        return;
+    }
     for (int64_t at = begin; at < end; at += BESIDE) {
         int64_t count = end - at < BESIDE ? end - at : BESIDE;
         carry_widen(j->kernels, beside, (const char *)j->from.data + (size_t)at * from_size, j->from.dtype, count);

@@ -231,6 +231,14 @@ static void objects_are_written_with_their_commas(void **state) {
     assert_string_equal(again.bytes, "{\"d\": true, \"e\": null}");
     carry_json_text_free(&again);
     carry_json_free(document);
+    /* As in config.json of Mamba models, which carry quantise writes again. */
+    static const char limits[] = "{\"time_step_limit\": [0.0, Infinity]}";
+    assert_ok(ctx, carry_json_parse(ctx, &document, limits, strlen(limits), "t"));
+    again = (carry_json_text){.spaced = true};
+    carry_json_add_node(&again, NULL, document);
+    assert_string_equal(again.bytes, limits);
+    carry_json_text_free(&again);
+    carry_json_free(document);
     carry_json_text_free(&text);
     carry_ctx_free(ctx);
 }

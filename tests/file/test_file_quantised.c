@@ -70,17 +70,21 @@ static void expect_rows(const float *expected, int64_t rows, int64_t columns, in
     assert_non_null(carry_weights_find(&weights, "b.weight"));
     assert_string_equal(carry_weights_name(&weights, 0)[0] == 'a' ? "a.weight" : "b.weight",
                         carry_weights_name(&weights, 0));
-    const carry_quant_source *source = carry_quant_source_of(found);
-    assert_non_null(source);
+    const carry_quant_source *source = carry_quant_source_of(found); /* NULL: the file has blocks */
+    const carry_quant_format *format = source != NULL ? source->format : carry_quant_format_of(found);
     assert_int_equal(found->shape[0], rows);
     assert_int_equal(found->shape[1], columns);
-    assert_true(carry_quant_bytes(&bytes, source->format, rows, columns));
+    assert_true(carry_quant_bytes(&bytes, format, rows, columns));
     void *blocks = malloc(bytes);
     float *row = malloc((size_t)columns * sizeof *row);
     assert_non_null(blocks);
     assert_non_null(row);
-    assert_ok(ctx, carry_quant_convert(ctx, source, blocks));
-    const carry_tensor W = carry_quant_view(blocks, source->format, rows, columns);
+    if (source != NULL) {
+        assert_ok(ctx, carry_quant_convert(ctx, source, blocks));
+    } else {
+        memcpy(blocks, found->data, bytes);
+    }
+    const carry_tensor W = carry_quant_view(blocks, format, rows, columns);
     assert_ok(ctx, carry_quant_check(ctx, "a.weight", &W));
     for (int64_t i = 0; i < rows; i += step) {
         carry_quant_decode(&W, i, 0, columns, row);
@@ -194,6 +198,34 @@ static void expect_refused(const char *config, const carry_safetensors_item *ite
     }
 }
 
+/* Every GGUF format in a folder: rows of blocks are used as they are. */
+static void test_rows_of_blocks(void **state) {
+    (void)state;
+    enum { ROWS = 3, COLUMNS = 512 };
+    float values[ROWS * COLUMNS];
+    float expected[ROWS * COLUMNS];
+    assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(values, CARRY_F32, ROWS * COLUMNS), 4, 0, 0.0f, 1.0f));
+    for (int i = 0; carry_quant_format_at(i) != NULL; i++) {
+        const carry_quant_format *format = carry_quant_format_at(i);
+        const int64_t row = (int64_t)carry_quant_row_bytes(format, COLUMNS);
+        unsigned char *blocks = malloc((size_t)(ROWS * row));
+        char config[64];
+        assert_non_null(blocks);
+        format->encode(blocks, values, ROWS * COLUMNS / format->block);
+        format->decode(expected, blocks, ROWS * COLUMNS / format->block);
+        (void)snprintf(config, sizeof config, "{\"quant_method\": \"blocks\", \"format\": \"%s\"}", format->name);
+        const carry_safetensors_item items[] = {item_of("a.weight", blocks, CARRY_I8, ROWS, row),
+                                                item_of("b.weight", plain, CARRY_F32, 2, 2)};
+        if (carry_quant_is_gguf(format)) {
+            write_folder(config, items, 2);
+            expect_rows(expected, ROWS, COLUMNS, 1);
+        } else {
+            expect_refused(config, items, 2, "\"q5_k\" or \"q6_k\"");
+        }
+        free(blocks);
+    }
+}
+
 static void test_what_does_not_fit_is_named(void **state) {
     (void)state;
     static const uint8_t bytes[4 * 4] = {0};
@@ -202,8 +234,11 @@ static void test_what_does_not_fit_is_named(void **state) {
                                            item_of("a.weight_scale_inv", words, CARRY_F32, 1, 2)};
     expect_refused(fp8, wide, 2, "a.weight_scale_inv has shape [1, 2] (f32): expected [1, 1]");
     expect_refused(fp8, wide, 1, "has no tensor a.weight_scale_inv");
+    const carry_safetensors_item rows[] = {item_of("a.weight", bytes, CARRY_I8, 1, 16)};
+    expect_refused("{\"quant_method\": \"blocks\", \"format\": \"q4_0\"}", rows, 1, "blocks of 18 bytes (q4_0)");
+    expect_refused("{\"quant_method\": \"blocks\"}", rows, 1, "\"format\" of quantization_config is missing");
     expect_refused("null", wide, 1, "no \"quantization_config\"");
-    expect_refused("{\"quant_method\": \"hqq\"}", wide, 2, "expected fp8, int8, awq, gptq or auto-round");
+    expect_refused("{\"quant_method\": \"hqq\"}", wide, 2, "expected fp8, int8, blocks, awq, gptq or auto-round");
     expect_refused("{\"quant_method\": \"fp8\"}", wide, 2, "expected [128, 128]");
     expect_refused("{\"quant_method\": \"awq\", \"bits\": 8, \"group_size\": 128}", wide, 2, "expected 4");
     expect_refused("{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 0}", wide, 2, "group_size");
@@ -230,6 +265,7 @@ int main(void) {
         cmocka_unit_test(test_int4_layouts),
         cmocka_unit_test(test_fp8_blocks),
         cmocka_unit_test(test_int8_rows),
+        cmocka_unit_test(test_rows_of_blocks),
         cmocka_unit_test(test_what_does_not_fit_is_named),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);

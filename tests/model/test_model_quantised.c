@@ -140,7 +140,8 @@ static void test_written_folders_predict_as_their_model(void **state) {
     static const struct {
         const char *format;
         double weights, logits;
-    } cases[] = {{"int8", 0.01, 0.2}, {"fp8_block", 0.03, 0.6}, {"int4_g32", 0.12, 1.5}, {"int4_g64", 0.14, 1.5}};
+    } cases[] = {{"int8", 0.01, 0.2},     {"fp8_block", 0.03, 0.6}, {"int4_g32", 0.12, 1.5},
+                 {"int4_g64", 0.14, 1.5}, {"q8_0", 0.01, 0.2},      {"q4_0", 0.12, 1.5}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char folder[] = "/tmp/carry-quantise-XXXXXX";
         carry_quantise_result result;
@@ -157,12 +158,67 @@ static void test_written_folders_predict_as_their_model(void **state) {
     }
 }
 
-static void test_formats_that_are_not_written_are_named(void **state) {
+static void test_formats_that_do_not_fit_are_named(void **state) {
     (void)state;
     carry_quantise_result result;
-    assert_int_equal(carry_quantise(ctx, MODEL, "/tmp/x", "q4_k", &result), CARRY_EUNSUPPORTED);
-    assert_non_null(strstr(carry_ctx_error(ctx), "expected fp8_block, int8, int4_g32, int4_g64 or int4_g128; GGUF"));
     assert_int_equal(carry_quantise(ctx, MODEL, "/tmp/x", "int3", &result), CARRY_EUNSUPPORTED);
+    assert_non_null(strstr(carry_ctx_error(ctx), "expected fp8_block, int8, "));
+    assert_non_null(strstr(carry_ctx_error(ctx), "q5_k or q6_k"));
+    /* No matrix of this model has rows of 256. */
+    assert_int_equal(carry_quantise(ctx, MODEL, "/tmp/x", "q4_k", &result), CARRY_EUNSUPPORTED);
+    assert_non_null(strstr(carry_ctx_error(ctx), "has no matrix that q4_k fits"));
+}
+
+/* Writes a copy of `from` whose block `block` of `bytes` bytes begins with `scale`. */
+static void write_changed(const char *from, const char *to, const void *block, size_t bytes, const void *scale,
+                          size_t scale_bytes) {
+    char *text;
+    size_t length;
+    assert_ok(ctx, carry_file_read(ctx, &text, &length, from, (size_t)1 << 30));
+    char *at = memmem(text, length, block, bytes);
+    assert_non_null(at);
+    memcpy(at, scale, scale_bytes);
+    assert_ok(ctx, carry_file_replace(ctx, to, text, length));
+    free(text);
+}
+
+static void expect_not_finite(const char *path) {
+    carry_lm *lm;
+    assert_int_equal(carry_lm_open(ctx, &lm, path, 0), CARRY_EFORMAT);
+    assert_non_null(strstr(carry_ctx_error(ctx), "infinite or not a number"));
+}
+
+static void test_models_with_infinite_scales_are_refused(void **state) {
+    (void)state;
+    static const uint16_t halves[] = {0x7c00, 0xfc00, 0x7e00}; /* infinity, -infinity and a NaN */
+    char folder[] = "/tmp/carry-quantise-XXXXXX";
+    char path[CARRY_FILE_PATH];
+    char changed[CARRY_FILE_PATH];
+    carry_weights weights;
+    carry_quantise_result result;
+    unsigned char block[32];
+    assert_non_null(mkdtemp(folder));
+    assert_ok(ctx, carry_file_in(ctx, changed, folder, "changed.gguf"));
+    assert_ok(ctx, carry_weights_open(ctx, &weights, FILE_GGUF));
+    memcpy(block, carry_weights_find(&weights, "model.embed_tokens.weight")->data, sizeof block);
+    carry_weights_close(&weights);
+    for (int i = 0; i < 3; i++) {
+        write_changed(FILE_GGUF, changed, block, sizeof block, &halves[i], sizeof halves[i]);
+        expect_not_finite(changed);
+    }
+    (void)unlink(changed);
+    /* A folder: the first scale of a matrix. */
+    assert_ok(ctx, carry_quantise(ctx, MODEL, folder, "int8", &result));
+    assert_ok(ctx, carry_weights_open(ctx, &weights, folder));
+    const carry_quant_source *source =
+        carry_quant_source_of(carry_weights_find(&weights, "model.layers.0.mlp.up_proj.weight"));
+    assert_non_null(source);
+    memcpy(block, source->scales.data, sizeof block);
+    carry_weights_close(&weights);
+    assert_ok(ctx, carry_file_in(ctx, path, folder, "model.safetensors"));
+    write_changed(path, path, block, sizeof block, &(float){NAN}, sizeof(float));
+    expect_not_finite(folder);
+    remove_folder(folder);
 }
 
 static void test_texts_of_a_gguf_file(void **state) {
@@ -187,7 +243,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_gguf_file_predicts_as_its_model),
         cmocka_unit_test(test_written_folders_predict_as_their_model),
-        cmocka_unit_test(test_formats_that_are_not_written_are_named),
+        cmocka_unit_test(test_formats_that_do_not_fit_are_named),
+        cmocka_unit_test(test_models_with_infinite_scales_are_refused),
         cmocka_unit_test(test_texts_of_a_gguf_file),
     };
     return cmocka_run_group_tests(tests, open_context, close_context);

@@ -3,6 +3,8 @@
 #include "nn_support.h"
 
 #include "carry/nn.h"
+#include "carry/ops.h"
+#include "ops/pool.h"
 
 typedef struct problem {
     array x, w, before;
@@ -185,6 +187,44 @@ static void test_conv_in_parts_is_the_whole(void **state) {
     }
 }
 
+/* One token of each of many sequences: the bits of each sequence alone, also where the tail of one of them has numbers
+   that are not bf16. */
+static void test_steps_are_those_of_each_sequence_alone(void **state) {
+    (void)state;
+    enum { MOST = 19, CHANNELS = 300, WIDTH = 4, SLOTS = 2 * MOST };
+    for (int64_t batch = 1; batch <= MOST; batch += batch < 9 ? 4 : 5) {
+        for (int i = 0; i < 3; i++) {
+            problem p = some_problem(types[i], batch, 1, CHANNELS, WIDTH, false);
+            const array tails = random_array(types[i], 3, SHAPE(SLOTS, WIDTH - 1, CHANNELS), -1, 1);
+            array before = poisoned(CARRY_F32, 3, tails.t.shape);
+            array y = poisoned(types[i], 2, SHAPE(batch, CHANNELS)), alone = copy_of(&y);
+            int32_t slots[MOST], from[MOST];
+            assert_ok(ctxs[0], carry_convert(ctxs[0], before.t, tails.t));
+            ((float *)before.t.data)[2 * (WIDTH - 1) * CHANNELS + 7] = 0.1f; /* slot 2; not bf16 */
+            for (int32_t b = 0; b < batch; b++) {
+                from[b] = 2 * b;
+                slots[b] = 2 * b + 1;
+            }
+            array after = copy_of(&before), expected = copy_of(&before);
+            const carry_conv_step_map map = {.y = y.t,
+                                             .x = carry_view_2d(p.x.t.data, types[i], batch, CHANNELS),
+                                             .w = p.w.t,
+                                             .tails = after.t,
+                                             .activation = CARRY_SILU};
+            assert_ok(ctxs[1], carry_conv_step(ctxs[1], &(carry_conv_step_args){
+                                                            .map = {map}, .maps = 1, .slots = slots, .from = from}));
+            for (int64_t b = 0; b < batch; b++) {
+                float *row = (float *)expected.t.data + slots[b] * (WIDTH - 1) * CHANNELS;
+                memcpy(row, (const float *)before.t.data + from[b] * (WIDTH - 1) * CHANNELS,
+                       (WIDTH - 1) * CHANNELS * sizeof *row);
+                run_part(ctxs[0], &p, &alone, row, b, 1);
+            }
+            assert_same("y", &y, &alone);
+            assert_same("tails", &after, &expected);
+        }
+    }
+}
+
 static void test_after_is_of_the_last_sequence_alone(void **state) {
     (void)state;
     static const int64_t borders[] = {0, 5, 7};
@@ -252,11 +292,9 @@ static void test_conv_names_what_does_not_fit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(test_conv_matches_float64_and_differences),
-        TEST(test_conv_sees_nothing_across_cuts),
-        TEST(test_conv_in_parts_is_the_whole),
-        TEST(test_after_is_of_the_last_sequence_alone),
-        TEST(test_conv_passes_nan_to_the_tokens_that_see_it),
+        TEST(test_conv_matches_float64_and_differences), TEST(test_conv_sees_nothing_across_cuts),
+        TEST(test_conv_in_parts_is_the_whole),           TEST(test_steps_are_those_of_each_sequence_alone),
+        TEST(test_after_is_of_the_last_sequence_alone),  TEST(test_conv_passes_nan_to_the_tokens_that_see_it),
         TEST(test_conv_names_what_does_not_fit),
     };
     return cmocka_run_group_tests(tests, open_contexts, close_contexts);

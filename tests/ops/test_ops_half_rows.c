@@ -101,6 +101,7 @@ static void check_conv(const carry_kernels *kernels, int64_t tokens, int64_t cha
                             .x = bits_of(&x),
                             .taps = taps.t.data,
                             .y = y.t.data,
+                            .x_token = row,
                             .x_row = row,
                             .y_row = row,
                             .taps_row = row,
@@ -134,6 +135,16 @@ static void check_conv(const carry_kernels *kernels, int64_t tokens, int64_t cha
         one.y += t * row;
         kernels->half_rows->conv(&one);
     }
+    assert_memory_equal(again.t.data, y.t.data, (size_t)(tokens * row) * sizeof(uint16_t));
+    array apart = poisoned(CARRY_BF16, 2, SHAPE(tokens * TAPS, row)); /* tokens of different sequences */
+    for (int64_t i = 0; i < tokens * TAPS; i++) {
+        memcpy((uint16_t *)apart.t.data + i * row, bits_of(&x) + (i / TAPS + i % TAPS) * row,
+               (size_t)row * sizeof(uint16_t));
+    }
+    memcpy(again.t.data, before.t.data, (size_t)(tokens * row) * sizeof(uint16_t));
+    conv.x = bits_of(&apart);
+    conv.x_token = TAPS * row;
+    kernels->half_rows->conv(&conv);
     assert_memory_equal(again.t.data, y.t.data, (size_t)(tokens * row) * sizeof(uint16_t));
     free_kept(NULL);
 }

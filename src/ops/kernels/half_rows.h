@@ -1,6 +1,6 @@
 /* Functions of bf16 rows with bf16 results in one pass, where the loops of rows.h would need f32 copies on both
-   sides. Sums and functions are computed in f32; a sigmoid is within 2^-13, which is a sixteenth of the last bit of
-   the result. An element has the same bits at any position in a row. */
+   sides. Sums and functions are computed in f32; the relative error of a sigmoid is at most 2^-13, which is at
+   most 1/32 of the last bit of the result. An element has the same bits at any position in a row. */
 #ifndef CARRY_OPS_HALF_ROWS_H
 #define CARRY_OPS_HALF_ROWS_H
 
@@ -12,14 +12,15 @@
 #define CARRY_HALF_CONV_CHANNELS 256 /* at most */
 #define CARRY_HALF_NORM_WIDTH 8192   /* n at most */
 
-/* y[t][c] = f(sum_i taps[i * taps_row + c] x[t + i][c]) for i < CARRY_HALF_CONV_TAPS, where f is silu or the
-   identity. */
+/* y[t * y_row + c] = f(sum_i taps[i * taps_row + c] x[t * x_token + i * x_row + c]) for i < CARRY_HALF_CONV_TAPS, where
+   f is silu or the identity. x_token is x_row for tokens of one sequence; tokens of different sequences each have their
+   own rows. */
 typedef struct carry_half_conv {
     int64_t tokens, channels;
-    const uint16_t *x; /* tokens + CARRY_HALF_CONV_TAPS - 1 rows, x_row apart */
+    const uint16_t *x;
     const float *taps;
     uint16_t *y;
-    ptrdiff_t x_row, y_row, taps_row;
+    ptrdiff_t x_token, x_row, y_row, taps_row;
     bool silu;
 } carry_half_conv;
 

@@ -1,5 +1,5 @@
-/* Dot products of quantised rows with AVX2, which multiplies unsigned by signed bytes: it uses the magnitudes of w
-   and moves the signs to x, so that pairs of products fit in 16 bits: 2 * 127 * 127. */
+/* Dot products of quantised rows with AVX2, whose instruction multiplies unsigned by signed bytes. The code multiplies
+   the magnitudes of w by x with the signs of w, so that sums of two products fit in 16 bits: 2 * 127 * 127. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -10,7 +10,6 @@
 #define INLINE static inline __attribute__((always_inline))
 
 extern const carry_kernels carry_kernels_avx2;
-extern const carry_quant_kernels carry_quant_kernels_plain;
 
 static bool usable(void) {
     return carry_kernels_avx2.usable();
@@ -30,8 +29,8 @@ INLINE __m256i bytes_at(const void *at) {
     return _mm256_loadu_si256((const __m256i *)at);
 }
 
-/* Eight f32 sums of 32 products. w is above -128 except in some GGUF blocks; the magnitude 128 still fits into 16
-   bits. */
+/* Eight f32 sums of 32 products. w is above -128 except in some GGUF blocks, and sums of two products with a magnitude
+   of 128 still fit in 16 bits. */
 INLINE __m256 dot_32(__m256i w, const int8_t *x) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_sign_epi8(w, w), _mm256_sign_epi8(bytes_at(x), w));
     return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -118,31 +117,45 @@ INLINE float row_int4_g128(const unsigned char *w, int64_t blocks, const int8_t 
     return row_groups(w, blocks, x, scale, 4);
 }
 
-INLINE float row_q4_k(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum) {
+/* Q4_K, and Q5_K with bit 4 of the integers in 32 bytes of their own. */
+INLINE float row_k(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum,
+                   const bool has_fifth_bit) {
     __m256 total = _mm256_setzero_ps();
     __m256 less = _mm256_setzero_ps();
     const __m256i mask = _mm256_set1_epi8(15);
-    for (int64_t b = 0; b < blocks; b++, w += 144, x += 256, scale += 8, sum += 8) {
-        uint32_t u[3];
+    const __m256i fifth = _mm256_set1_epi8(16);
+    for (int64_t b = 0; b < blocks; b++, w += has_fifth_bit ? 176 : 144, x += 256, scale += 8, sum += 8) {
+        uint64_t of_row;
+        uint64_t least;
         float s[8];
-        memcpy(u, w + 4, sizeof u);
-        const uint32_t high_scales = (u[2] & 0x0f0f0f0fu) | (u[0] >> 2 & 0x30303030u);
-        const uint32_t high_minima = (u[2] >> 4 & 0x0f0f0f0fu) | (u[1] >> 2 & 0x30303030u);
-        const __m128i both =
-            _mm_set_epi32((int)high_minima, (int)(u[1] & 0x3f3f3f3fu), (int)high_scales, (int)(u[0] & 0x3f3f3f3fu));
+        carry_block_k_scales(w + 4, &of_row, &least);
+        const __m128i both = _mm_set_epi64x((long long)least, (long long)of_row);
         const __m256 scales = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(both));
         const __m256 minima = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(both, 8)));
         _mm256_storeu_ps(s, _mm256_mul_ps(_mm256_mul_ps(scales, _mm256_loadu_ps(scale)), _mm256_set1_ps(half_at(w))));
         less = _mm256_fmadd_ps(_mm256_mul_ps(minima, _mm256_set1_ps(half_at(w + 2))), _mm256_loadu_ps(sum), less);
         for (int j = 0; j < 4; j++) {
-            const __m256i bytes = bytes_at(w + 16 + 32 * j);
-            const __m256i low = _mm256_and_si256(bytes, mask);
-            const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+            const __m256i bytes = bytes_at(w + (has_fifth_bit ? 48 : 16) + 32 * j);
+            __m256i low = _mm256_and_si256(bytes, mask);
+            __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+            if (has_fifth_bit) { /* bits 2 j and 2 j + 1, moved to bit 4 */
+                const __m256i bits = _mm256_slli_epi16(_mm256_srli_epi16(bytes_at(w + 16), 2 * j), 4);
+                low = _mm256_or_si256(low, _mm256_and_si256(bits, fifth));
+                high = _mm256_or_si256(high, _mm256_and_si256(_mm256_srli_epi16(bits, 1), fifth));
+            }
             total = _mm256_fmadd_ps(_mm256_set1_ps(s[2 * j]), dot_32_unsigned(low, x + 64 * j), total);
             total = _mm256_fmadd_ps(_mm256_set1_ps(s[2 * j + 1]), dot_32_unsigned(high, x + 64 * j + 32), total);
         }
     }
     return total_of(_mm256_sub_ps(total, less));
+}
+
+INLINE float row_q4_k(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum) {
+    return row_k(w, blocks, x, scale, sum, false);
+}
+
+INLINE float row_q5_k(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum) {
+    return row_k(w, blocks, x, scale, sum, true);
 }
 
 /* One quarter of a half of a Q6_K block: 32 integers, with one scale for each 16. */
@@ -221,21 +234,20 @@ static void dots_q4_k(const carry_quant_dots *d) {
     each_row(d, row_q4_k);
 }
 
+static void dots_q5_k(const carry_quant_dots *d) {
+    each_row(d, row_q5_k);
+}
+
 static void dots_q6_k(const carry_quant_dots *d) {
     each_row(d, row_q6_k);
 }
 
-static carry_quant_dots_function dots(const carry_quant_format *format) {
-    return format == &carry_quant_int8        ? dots_int8
-           : format == &carry_quant_q8_0      ? dots_q8_0
-           : format == &carry_quant_q4_0      ? dots_q4_0
-           : format == &carry_quant_int4_g32  ? dots_int4_g32
-           : format == &carry_quant_int4_g64  ? dots_int4_g64
-           : format == &carry_quant_int4_g128 ? dots_int4_g128
-           : format == &carry_quant_q4_k      ? dots_q4_k
-           : format == &carry_quant_q6_k      ? dots_q6_k
-                                              : carry_quant_kernels_plain.dots(format);
-}
+static const carry_quant_entry entries[] = {
+    {&carry_quant_int8, dots_int8},         {&carry_quant_q8_0, dots_q8_0},
+    {&carry_quant_q4_0, dots_q4_0},         {&carry_quant_int4_g32, dots_int4_g32},
+    {&carry_quant_int4_g64, dots_int4_g64}, {&carry_quant_int4_g128, dots_int4_g128},
+    {&carry_quant_q4_k, dots_q4_k},         {&carry_quant_q5_k, dots_q5_k},
+    {&carry_quant_q6_k, dots_q6_k},         {NULL, NULL}};
 
 const carry_quant_kernels carry_quant_kernels_avx2 = {
-    .name = "avx2", .usable = usable, .round = round_token, .dots = dots};
+    .name = "avx2", .usable = usable, .few_tokens = 8, .round = round_token, .entries = entries};

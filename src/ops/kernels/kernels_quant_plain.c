@@ -170,18 +170,12 @@ static void dots_q6_k(const carry_quant_dots *d) {
     run(d, take_q6_k, &carry_quant_q6_k);
 }
 
-static carry_quant_dots_function dots(const carry_quant_format *format) {
-    return format == &carry_quant_int8        ? dots_int8
-           : format == &carry_quant_q8_0      ? dots_q8_0
-           : format == &carry_quant_q4_0      ? dots_q4_0
-           : format == &carry_quant_int4_g32  ? dots_int4_g32
-           : format == &carry_quant_int4_g64  ? dots_int4_g64
-           : format == &carry_quant_int4_g128 ? dots_int4_g128
-           : format == &carry_quant_q4_k      ? dots_q4_k
-           : format == &carry_quant_q5_k      ? dots_q5_k
-           : format == &carry_quant_q6_k      ? dots_q6_k
-                                              : NULL;
-}
+static const carry_quant_entry entries[] = {
+    {&carry_quant_int8, dots_int8},         {&carry_quant_q8_0, dots_q8_0},
+    {&carry_quant_q4_0, dots_q4_0},         {&carry_quant_int4_g32, dots_int4_g32},
+    {&carry_quant_int4_g64, dots_int4_g64}, {&carry_quant_int4_g128, dots_int4_g128},
+    {&carry_quant_q4_k, dots_q4_k},         {&carry_quant_q5_k, dots_q5_k},
+    {&carry_quant_q6_k, dots_q6_k},         {NULL, NULL}};
 
 const carry_quant_kernels carry_quant_kernels_plain = {
-    .name = "plain", .usable = usable, .round = round_token, .dots = dots};
+    .name = "plain", .usable = usable, .few_tokens = 8, .round = round_token, .entries = entries};

@@ -1,7 +1,7 @@
 /* Dot products of quantised rows with activations that were rounded to 8-bit integers in blocks of 32. There is one
    const struct per instruction set; kernels_quant_table.c is the only list. "plain" is the specification.
 
-   A format's integers q, its scales s and, if it has any, its minima or zero points m give
+   A format's integers q, its scales s and, if it has any, its minima m (or zero points times s) give
 
        y = sum over blocks b of 32 of s[b] x_scale[b] (sum over i of q[i] x[i]) - m[b] x_sum[b]
 
@@ -41,17 +41,34 @@ typedef struct carry_quant_dots {
 
 typedef void (*carry_quant_dots_function)(const carry_quant_dots *dots);
 
+/* Decodes `count` blocks to bf16: the bits of decoding to f32 and rounding, but AVX512_BF16 stores a zero for values
+   below 2^-126. */
+typedef void (*carry_quant_bf16_function)(uint16_t *to, const unsigned char *blocks, int64_t count);
+
+typedef struct carry_quant_entry {
+    const carry_quant_format *format;
+    carry_quant_dots_function dots;
+} carry_quant_entry;
+
 typedef struct carry_quant_kernels {
     const char *name;
     bool (*usable)(void);
+    int few_tokens; /* for more, decoding rows to bf16 or f32 is faster */
     void (*round)(const carry_quant_x *to, int64_t token, const float *x, int64_t count);
-    /* Returns NULL if this set does not support the format. */
-    carry_quant_dots_function (*dots)(const carry_quant_format *format);
+    const carry_quant_entry *entries; /* ends with a format of NULL */
+    /* Returns the function of a format; NULL if the format is not supported. The pointer itself may be NULL. */
+    carry_quant_bf16_function (*bf16)(const carry_quant_format *format);
 } carry_quant_kernels;
+
+extern const carry_quant_kernels carry_quant_kernels_plain;
+
+/* The function of this set for a format, or the plain one; NULL if neither set has one. */
+carry_quant_dots_function carry_quant_dots_by(const carry_quant_kernels *by, const carry_quant_format *format);
 
 /* Entries from slow to fast; NULL past the end. */
 const carry_quant_kernels *carry_quant_kernels_at(int index);
-/* The last usable set; if the context asked for the kernels "plain", the plain set. */
+/* The usable set of that name, which is the name of the context's other kernels; else, and for NULL, the last usable
+   set. */
 const carry_quant_kernels *carry_quant_kernels_for(const char *kernels);
 
 #endif

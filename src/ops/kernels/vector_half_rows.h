@@ -40,9 +40,9 @@ static void in_pairs(float *to, const float *from, int64_t count) {
     }
 }
 
-/* 1 / (1 + e^-x). 2^f is a polynomial within 2^-18, and its exponent is added to the bits: the lowest bits of
-   `shifted` are the integer. 2^128 is infinity, so that the result is exactly zero for x below -89, whatever it is
-   multiplied by. */
+/* 1 / (1 + e^-x), with e^-x = 2^t and t = n + f, where n is the integer nearest to t. 2^f is a polynomial within 2^-18;
+   n, which is in the lowest bits of `shifted`, is added to its exponent. For x below -89 this gives 2^128, which is
+   infinity, so that the result is exactly zero. */
 INLINE vec half_sigmoid(vec x) {
     const float to_integer = 12582912.0f; /* 1.5 2^23 */
     const vec t = clamped(x * -1.44269504f, -125.0f, 128.0f);
@@ -102,7 +102,7 @@ INLINE void conv_pairs(const carry_half_conv *o, const float *taps, int64_t t, i
     half_pair sum = {0};
     UNROLL
     for (int i = 0; i < CARRY_HALF_CONV_TAPS; i++) {
-        const half_pair x = pair_part(o->x + (t + i) * o->x_row + c, count);
+        const half_pair x = pair_part(o->x + t * o->x_token + i * o->x_row + c, count);
         const float *tap = taps + i * CARRY_HALF_CONV_CHANNELS + c;
         sum.even = i == 0 ? load(tap) * x.even : sum.even + load(tap) * x.even;
         sum.odd = i == 0 ? load(tap + LANES) * x.odd : sum.odd + load(tap + LANES) * x.odd;
@@ -117,7 +117,7 @@ INLINE void conv_pairs(const carry_half_conv *o, const float *taps, int64_t t, i
 INLINE void half_conv_as(const bool silu, const carry_half_conv *o, const float *taps) {
     for (int64_t t = 0; t < o->tokens; t++) {
         const ptrdiff_t ahead = t + HALF_CONV_AHEAD < o->tokens ? HALF_CONV_AHEAD : 0;
-        const uint16_t *x = o->x + (t + CARRY_HALF_CONV_TAPS - 1 + ahead) * o->x_row;
+        const uint16_t *x = o->x + (t + ahead) * o->x_token + (CARRY_HALF_CONV_TAPS - 1) * o->x_row;
         const uint16_t *y = o->y + (t + ahead) * o->y_row;
         int64_t c = 0;
         for (; c + PAIRS <= o->channels; c += PAIRS) {

@@ -1,8 +1,9 @@
 /* bf16 products. The panels of a and b are packed into the context's buffer, then tiles of the result are computed
    from them; threads share both steps.
 
-   A sum runs over k in order, whatever tile and thread it belongs to (kernels/bf16.h). If c is f32, a long k is cut
-   into blocks, and each block continues the sums in c. If c has 16 bits, k is not cut, since a sum is rounded once. */
+   A sum runs over k in order, whatever tile and thread it belongs to (kernels/bf16.h). If c is f32 and no panels of b
+   are kept (kept.h), a long k is cut into blocks, and each block continues the sums in c. If c has 16 bits, k is not
+   cut, since a sum is rounded once. */
 #include "ops/product/bf16.h"
 
 #include <string.h>
@@ -13,22 +14,22 @@
 #include "ops/product/kept.h"
 #include "ops/product/packed.h"
 
-/* k of a block if c is f32: a panel of b then stays, or nearly, in the first-level cache. */
+/* k of a block if c is f32. A panel of 12 columns of b then takes 48 KiB, about a first-level cache. */
 #define DEPTH 2048
-/* The largest k if c has 16 bits: a few panels of each operand must fit the buffer. */
+/* The largest k that is not cut (16-bit c, or kept panels of b): a few panels of each operand must fit the buffer. */
 #define WHOLE_DEPTH 16384
 /* Floats for a tile of a 16-bit c, on the stack; and elements of the panels of a that a tile keeps in the
    second-level cache. */
 #define TILE_FLOATS (96 * 192)
 #define TILE_ELEMENTS ((int64_t)1 << 17)
 #define TILES_PER_THREAD 4
-/* For an entry that writes whole panels: rows and columns of a panel, and panels of a tile. The sums of a tile and a
-   block of a take 400 KiB of the second-level cache. */
+/* For an entry that writes whole panels: rows and columns of a panel, and panels of a tile. The sums of a tile take
+   272 KiB of the second-level cache, and its rows of a up to 1 MiB for each block of k. */
 #define WHOLE_PANEL 32
 #define WHOLE_PANELS 8
 #define WHOLE_LINES (WHOLE_PANELS * WHOLE_PANEL)
 /* For such an entry when it needs no sums besides c: elements of the panels of a in a tile, half of a second-level
-   cache of 2 MiB. They stay there while each panel of b is used once. */
+   cache of 2 MiB. These panels stay in the cache while each panel of b is used once. */
 #define WHOLE_OF_A ((int64_t)1 << 19)
 _Static_assert(CARRY_PACKED_SUMS / WHOLE_LINES >= WHOLE_LINES + 16, "sums of a tile");
 /* Elements of a block of b, small enough that packed panels are still in a cache when they are used. */
@@ -84,8 +85,9 @@ static void pack_panels(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* Multiplies the panels of a tile, with sums in `sums`, whose rows are an odd number of cache lines apart. If c is
-   f32 and all panels are whole, the sums are kept in c itself. */
+/* Multiplies the panels of a tile, with sums in `sums`, whose rows are an odd number of cache lines apart. The kernel
+   writes the result directly to c if c is f32 and all panels are whole, or if c is bf16 and the kernel rounds sums
+   (`halves`). */
 static void run_whole(const job *j, carry_bf16_tile tile, float *sums) {
     const carry_mixed_product *p = j->p;
     const bool adds = p->accumulate || j->l > 0;
@@ -221,8 +223,8 @@ static bool writes_c(const job *j) {
     return can && j->packed_k <= j->by->depth;
 }
 
-/* Makes tiles as large as the second-level cache and, for a 16-bit c, the stack allow, unless some threads would get
-   no tile. */
+/* Makes tiles as large as the second-level cache and, for a 16-bit c, the stack allow; smaller if there would be fewer
+   than TILES_PER_THREAD tiles for each of several threads. */
 static void cut_into_tiles(job *j, int threads) {
     const int rows = j->by->rows;
     const int columns = j->by->columns;
@@ -287,7 +289,8 @@ bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *p) {
            (double)p->m * (double)p->n * (double)p->k >= 32.0 * 32.0 * 32.0;
 }
 
-/* Elements of the buffer for panels of a: all of them if they leave space for b, so that they are packed once. */
+/* Elements of the buffer that are for panels of a: enough for all rows, so that they are packed once, if that leaves a
+   quarter for b; else half of the buffer. If panels of b are kept elsewhere, the whole buffer. */
 static int64_t room_for_a(const carry_bf16 *by, const carry_mixed_product *p, int64_t depth, int64_t elements,
                           bool b_is_kept) {
     const int64_t all = pieces(p->m, by->rows) * by->rows * depth;
@@ -316,7 +319,7 @@ static bool run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *
     job j = {.ctx = ctx, .kernels = kernels, .by = by, .p = p, .a = buffer, .b = buffer + a_room};
     j.panels = kept != NULL ? kept : j.b;
     bool a_stays = most_m >= p->m && depth >= p->k;
-    const bool a_lasts = kept != NULL && a_stays && !alone; /* the next product may reuse it */
+    const bool a_lasts = a_stays && !alone; /* the next product may reuse it */
     const bool a_is_there = a_lasts && p->a_packed != NULL && *p->a_packed;
     if (p->a_packed != NULL) {
         *p->a_packed = a_lasts;

@@ -16,10 +16,10 @@
 #include "ops/product/kept.h"
 #include "ops/product/rates.h"
 
-/* Floats of the buffer that all threads fill together, and of the buffer of one thread; half of it is for a and half
-   for b. */
+/* SHARED_FLOATS: floats that f32 products use of the buffer that all threads fill together; WORKER_FLOATS: floats of
+   the buffer of one thread. Half of either is for a and half for b. */
 #define SHARED_FLOATS ((int64_t)1 << 21)
-/* 16-bit elements of the first one: 512 tokens of 9216 and a block of a weight. */
+/* 16-bit elements of the buffer that all threads fill: enough for 512 tokens of 9216 and a block of a weight. */
 #define SHARED_HALVES ((int64_t)1 << 23)
 #define WORKER_FLOATS ((int64_t)3 << 16)
 #define LARGE_PAGE ((size_t)1 << 21)
@@ -110,7 +110,8 @@ static void run_tiles(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Makes tiles as large as the second-level cache allows, unless some threads would get no tile. */
+/* Makes tiles as large as the second-level cache allows; smaller if there would be fewer than TILES_PER_THREAD tiles
+   for each of several threads. */
 static void cut_into_tiles(job *j, int threads) {
     const carry_packed_tile *b = &j->block;
     int64_t most = TILE_FLOATS / (j->packed->stride * b->k) + 1;
@@ -250,6 +251,9 @@ void *carry_packed_decoded(carry_ctx *ctx, size_t bytes) {
         free(all->decoded);
         all->decoded = aligned_alloc(LARGE_PAGE, whole);
         all->decoded_bytes = all->decoded != NULL ? whole : 0;
+        if (all->decoded != NULL) {
+            (void)madvise(all->decoded, whole, MADV_HUGEPAGE); /* as in buffer_of */
+        }
     }
     return all->decoded;
 }

@@ -30,6 +30,17 @@ static inline void carry_block_put_f32(unsigned char *at, float value) {
     memcpy(at, &value, sizeof value);
 }
 
+/* The 8 scales of a Q4_K or Q5_K block as the bytes of one number, and the 8 minima as the bytes of another. `from`:
+   the 12 bytes that hold them. */
+static inline void carry_block_k_scales(const unsigned char *from, uint64_t *scales, uint64_t *minima) {
+    uint32_t u[3];
+    memcpy(u, from, sizeof u);
+    const uint32_t high_scales = (u[2] & 0x0f0f0f0fu) | (u[0] >> 2 & 0x30303030u);
+    const uint32_t high_minima = (u[2] >> 4 & 0x0f0f0f0fu) | (u[1] >> 2 & 0x30303030u);
+    *scales = (u[0] & 0x3f3f3f3fu) | (uint64_t)high_scales << 32;
+    *minima = (u[1] & 0x3f3f3f3fu) | (uint64_t)high_minima << 32;
+}
+
 /* The nearest whole number in [low, high]; 0 for NaN. */
 static inline int carry_block_round(float value, int low, int high) {
     const float rounded = roundf(value);

@@ -12,9 +12,7 @@
 #include "ops/product/bf16.h"
 #include "ops/product/packed.h"
 
-/* FEW_TOKENS: the largest number of tokens done by integers; for more, decoding rows pays. FEW_SUMS: sums held at a
-   time. FEW_PIECE: elements of the weight that are worth a thread. */
-#define FEW_TOKENS 8
+/* FEW_SUMS: sums held at a time. FEW_PIECE: elements of the weight that are worth a thread. */
 #define FEW_SUMS 2048
 #define FEW_PIECE ((int64_t)1 << 19)
 #define PIECES_PER_THREAD 4
@@ -124,7 +122,7 @@ static bool run_few(carry_ctx *ctx, const carry_kernels *kernels, int maps, cons
     for (int i = 0; i < maps; i++) {
         const carry_quant_format *format = carry_quant_format_of(&W[i]);
         all.of[i] = (few_job){.kernels = kernels,
-                              .function = format != NULL ? by->dots(format) : NULL,
+                              .function = format != NULL ? carry_quant_dots_by(by, format) : NULL,
                               .dots = {.tokens = x.shape[0],
                                        .blocks = format != NULL ? W[i].stride[0] / (int64_t)format->bytes : 0,
                                        .w = W[i].data,
@@ -136,7 +134,7 @@ static bool run_few(carry_ctx *ctx, const carry_kernels *kernels, int maps, cons
             return false;
         }
     }
-    if (x.shape[0] < 1 || x.shape[0] > FEW_TOKENS || !round_tokens(ctx, kernels, by, x, &rounded)) {
+    if (x.shape[0] < 1 || x.shape[0] > by->few_tokens || !round_tokens(ctx, kernels, by, x, &rounded)) {
         return false;
     }
     for (int i = 0; i < maps; i++) {
@@ -164,9 +162,10 @@ bool carry_quantised_few_merged(carry_ctx *ctx, const carry_kernels *kernels, co
 typedef struct decode_job {
     const carry_kernels *kernels;
     carry_tensor W;
-    int64_t first, columns;
+    int64_t first, columns, block;
     void *to;
     carry_dtype dtype;
+    carry_quant_bf16_function to_bf16; /* may be NULL */
 } decode_job;
 
 static void decode_rows(void *argument, int64_t begin, int64_t end, int worker) {
@@ -178,10 +177,16 @@ static void decode_rows(void *argument, int64_t begin, int64_t end, int worker) 
             carry_quant_decode(&j->W, j->first + row, 0, j->columns, (float *)j->to + row * j->columns);
             continue;
         }
-        for (int64_t at = 0; at < j->columns; at += 1024) {
+        uint16_t *to = (uint16_t *)j->to + row * j->columns;
+        int64_t at = 0;
+        if (j->to_bf16 != NULL) {
+            at = j->columns / j->block * j->block;
+            j->to_bf16(to, (const unsigned char *)j->W.data + (j->first + row) * j->W.stride[0], j->columns / j->block);
+        }
+        for (; at < j->columns; at += 1024) {
             const int64_t count = least(j->columns - at, 1024);
             carry_quant_decode(&j->W, j->first + row, at, count, piece);
-            j->kernels->bf16_from_f32((uint16_t *)j->to + row * j->columns + at, piece, count);
+            j->kernels->bf16_from_f32(to + at, piece, count);
         }
     }
 }
@@ -197,11 +202,20 @@ void carry_quantised_products(carry_ctx *ctx, const carry_kernels *kernels, cons
     const int64_t rows = decoded != NULL ? DECODED_ROWS : 1;
     void *to = decoded != NULL ? decoded : is_short ? own : one;
     carry_tensor W = carry_view_2d((void *)(uintptr_t)p->b.data, CARRY_QUANTISED, p->n, p->k); /* only read */
-    bool a_packed = false;
+    bool a_packed = p->a_packed != NULL && *p->a_packed;
     W.stride[0] = p->b.row;
     W.stride[1] = p->b.format;
+    const carry_quant_kernels *by = carry_quant_kernels_for(kernels->name);
+    const carry_quant_format *format = carry_quant_format_of(&W);
     for (int64_t at = 0; to != NULL && at < p->n; at += rows) {
-        decode_job j = {.kernels = kernels, .W = W, .first = at, .columns = p->k, .to = to, .dtype = dtype};
+        decode_job j = {.kernels = kernels,
+                        .W = W,
+                        .first = at,
+                        .columns = p->k,
+                        .block = format->block,
+                        .to = to,
+                        .dtype = dtype,
+                        .to_bf16 = by->bf16 != NULL ? by->bf16(format) : NULL};
         carry_mixed_product part = *p;
         part.n = least(rows, p->n - at);
         part.b = (carry_matrix){.data = to, .dtype = dtype, .row = p->k, .transposed = true};
@@ -211,7 +225,7 @@ void carry_quantised_products(carry_ctx *ctx, const carry_kernels *kernels, cons
         carry_mixed_products(ctx, kernels, &part);
     }
     if (p->a_packed != NULL) {
-        *p->a_packed = false;
+        *p->a_packed = a_packed && to != NULL;
     }
     free(own);
 }

@@ -1,11 +1,12 @@
 /* Quantised matrices: rows of blocks, each block with its own scale.
 
    A block holds `block` consecutive columns of one row in `bytes` bytes, scales included, so a row is a sequence of
-   blocks and rows follow each other. A carry_tensor of type CARRY_QUANTISED is such a matrix: shape [rows, columns],
-   stride[0] is the number of bytes of a row, and stride[1] the number of its format in the table below. carry_slice
-   takes rows of it. The last block of a row may be longer than the row; its other columns are not read.
+   blocks and rows follow each other. A carry_tensor of type CARRY_QUANTISED on the CPU is such a matrix (on a GPU:
+   tiles.h): shape [rows, columns], stride[0] is the number of bytes of a row, and stride[1] the index of its format in
+   CARRY_QUANT_FORMATS. carry_slice takes rows of it. The last block of a row may extend past the last column; what it
+   holds there is not used.
 
-   table.c is the only list of formats. decode is the specification of each. */
+   CARRY_QUANT_FORMATS is the list of formats. decode is the specification of each. */
 #ifndef CARRY_OPS_QUANTISED_H
 #define CARRY_OPS_QUANTISED_H
 
@@ -18,9 +19,9 @@ typedef struct carry_quant_format {
     int64_t block; /* columns */
     size_t bytes;  /* of a block */
     void (*decode)(float *to, const void *blocks, int64_t count);
-    /* Encodes count * block columns into the nearest blocks; NULL: this format can only be read. */
+    /* Encodes count * block columns as `count` blocks; NULL: this format can only be read. */
     void (*encode)(void *blocks, const float *from, int64_t count);
-    /* True if no scale of the blocks is infinite or NaN, and no value is NaN. */
+    /* True if no scale of the blocks is infinite or NaN, no value is NaN, and zero points are at most 16. */
     bool (*is_finite)(const void *blocks, int64_t count);
 } carry_quant_format;
 
@@ -33,6 +34,7 @@ CARRY_QUANT_FORMATS(X)
 
 const carry_quant_format *carry_quant_format_at(int index);           /* NULL past the end */
 const carry_quant_format *carry_quant_format_named(const char *name); /* NULL: unknown */
+bool carry_quant_is_gguf(const carry_quant_format *format);           /* true for the formats of GGUF files */
 int carry_quant_format_index(const carry_quant_format *format);
 /* "fp8_block, int8, ...", for messages. */
 #define CARRY_QUANT_NAMES 160
@@ -51,7 +53,7 @@ bool carry_quant_is_square(const carry_quant_format *format, const void *blocks,
 
 /* Decodes columns first to first + count - 1 of row `row`; first is a multiple of the block. */
 void carry_quant_decode(const carry_tensor *W, int64_t row, int64_t first, int64_t count, float *to);
-/* Fails with a message that names the tensor if a scale is not finite. */
+/* Fails with a message that contains `name` and the first block for which is_finite is false. W is on the CPU. */
 carry_status carry_quant_check(carry_ctx *ctx, const char *name, const carry_tensor *W);
 
 /* f8 e4m3 as PyTorch's float8_e4m3fn: no infinities; 0x7f and 0xff are NaN. Encoding rounds to nearest, ties to even,

@@ -30,6 +30,10 @@ const carry_quant_format *carry_quant_format_named(const char *name) {
     return NULL;
 }
 
+bool carry_quant_is_gguf(const carry_quant_format *format) {
+    return format->name[0] == 'q';
+}
+
 int carry_quant_format_index(const carry_quant_format *format) {
     int index = 0;
     while (index < FORMATS && formats[index] != format) {

@@ -23,8 +23,8 @@ typedef struct carry_tile_map {
 /* Matrices of one format with the same number of columns. x: [sequences, columns] in bf16 or f32; y: bf16 or f32. */
 typedef struct carry_tile_product {
     carry_tile_map maps[CARRY_TILE_PRODUCT_MAPS]; /* for SwiGLU: the gate and the other factor */
-    int count, tiles;                        /* number of matrices; number of tiles of all of them, or of the gate */
-    int format, columns, units, group_shift; /* group_shift: a scale covers 64 << group_shift columns */
+    int count, tiles; /* number of matrices; number of tiles of all of them, or of the gate */
+    int format, columns, units;
     uint32_t unit_bytes, factors_at, tile_bytes; /* sizes and an offset in a tile, in bytes */
     const void *x, *base;
     /* [columns]: x is replaced by x / rms(x) times (plus + norm). NULL: x is used unchanged. */
@@ -43,14 +43,14 @@ typedef struct carry_tile_product {
 extern "C" {
 #endif
 
-/* Sets the fields that follow from the other fields and from a layout, which all matrices share except for their
-   rows. */
+/* Sets the fields that can be computed from the other fields and from `layout`, the layout of any of the matrices:
+   their layouts differ only in the number of rows. */
 void carry_tile_product_finish(carry_tile_product *product, const carry_quant_tiles *layout);
 
 /* True if the GPU supports the kernels and this build has them. */
 bool carry_cuda_tile_product_works(int ordinal);
-/* Puts a product of 1 to CARRY_TILE_PRODUCT_ROWS sequences into the stream. overlaps: it may start before the
-   previous kernel in the stream has ended, which that kernel must allow, and waits for its results. */
+/* Enqueues a product for 1 to CARRY_TILE_PRODUCT_ROWS sequences. overlaps: its kernel may start before the previous
+   kernel in the stream has ended, if that kernel allows this, and waits for the end before it reads x. */
 carry_status carry_cuda_tile_product(carry_ctx *ctx, int ordinal, carry_stream *stream,
                                      const carry_tile_product *product, int sequences, bool overlaps);
 

@@ -113,7 +113,6 @@ void carry_tile_product_finish(carry_tile_product *p, const carry_quant_tiles *l
     p->format = layout->format;
     p->columns = (int)layout->columns;
     p->units = (int)layout->units;
-    p->group_shift = layout->group > CARRY_QUANT_TILE_COLUMNS ? 1 : 0;
     p->unit_bytes = (uint32_t)layout->unit_bytes;
     p->factors_at = (uint32_t)layout->factors_at;
     p->tile_bytes = (uint32_t)layout->tile_bytes;
