@@ -59,13 +59,14 @@ static void case_cross_entropy(carry_dtype type) {
 }
 
 /* On a GPU the gradient of the logits is rounded to 16 bits if x and W are 16-bit: u of the sums of its magnitudes,
-   which are 2 * 0.25 over a row and 0.25 (9 T / V + 2) over a column. */
-static void one_linear_cross_entropy(carry_dtype type, carry_dtype weights, int64_t T, int64_t n, int64_t V) {
+   which are 2 * 0.25 over a row and 0.25 (9 T / V + 2) over a column. logits: the largest rounding error of a logit;
+   it changes a loss by up to twice as much, and a probability by twice its share. */
+static void linear_cross_entropy_in(carry_dtype type, carry_dtype weights, int64_t T, int64_t n, int64_t V,
+                                    size_t bytes, double logits) {
     operand x = given(type, 2, SHAPE(T, n), -1, 1), W = given(weights, 2, SHAPE(V, n), -1, 1);
     operand targets = some_ids(T, V, true), losses = wanted(CARRY_F32, 1, &T);
     operand dx = wanted(type, 2, SHAPE(T, n)), dW = given(CARRY_F32, 2, SHAPE(V, n), -1, 1);
-    const size_t bytes = carry_linear_cross_entropy_workspace(T, n, V);
-    const double u = type == weights && type != CARRY_F32 ? rounding(type) : 0.0;
+    double u = type == weights && type != CARRY_F32 ? rounding(type) : 0.0;
     EACH_SIDE {
         CALL(carry_linear_cross_entropy(ctx,
                                         &(carry_linear_cross_entropy_args){.losses = losses.t[side],
@@ -77,10 +78,15 @@ static void one_linear_cross_entropy(carry_dtype type, carry_dtype weights, int6
                                                                            .scale = 0.25f},
                                         room(side, bytes), bytes));
     }
-    compare("losses", &losses, sums(n) + 0x1p-18);
+    compare("losses", &losses, sums(n) + 0x1p-18 + 2.0 * logits);
+    u += 2.0 * logits;
     compare("dx", &dx, sums(n) + u * 0.5 + sqrt((double)V) * 0x1p-24); /* V roundings, up or down */
     compare("dW", &dW, sums(n) + sums(T) + u * 0.25 * (9.0 * (double)T / (double)V + 2.0));
     free_operands();
+}
+
+static void one_linear_cross_entropy(carry_dtype type, carry_dtype weights, int64_t T, int64_t n, int64_t V) {
+    linear_cross_entropy_in(type, weights, T, n, V, carry_linear_cross_entropy_workspace(T, n, V), 0.0);
 }
 
 static void case_linear_cross_entropy(carry_dtype type) {
@@ -89,6 +95,17 @@ static void case_linear_cross_entropy(carry_dtype type) {
     one_linear_cross_entropy(type, type, 70, 64, 1000);
     one_linear_cross_entropy(type, CARRY_F32, 33, 17, 259);
     one_linear_cross_entropy(type, type, 19, 32, 8200); /* rows in registers */
+}
+
+/* A GPU computes the logits of bf16 in f16 if that leaves room for more tokens at once. Logits are below 16, so that
+   2^-8 is the most they are rounded by. 512 tokens at a time, then the other 488; all tokens at once; the widest row.
+ */
+static void case_half_logits(carry_dtype type) {
+    static const int64_t shapes[][3] = {{1000, 8, 8200}, {7, 24, 9000}, {3, 8, 32768}};
+    for (size_t s = 0; type == CARRY_BF16 && s < sizeof shapes / sizeof *shapes; s++) {
+        const int64_t T = shapes[s][0], n = shapes[s][1], V = shapes[s][2];
+        linear_cross_entropy_in(type, type, T, n, V, carry_linear_cross_entropy_workspace(T, n, V) + 65536, 0x1p-8);
+    }
 }
 
 static void case_many_ids(carry_dtype type) {
@@ -212,6 +229,7 @@ static void test_losses_and_adamw_equal_the_cpu(void **state) {
         run_case("cross_entropy", case_cross_entropy, 3);
         run_case("linear_cross_entropy", case_linear_cross_entropy, 3);
         run_case("many ids", case_many_ids, 2); /* seconds each on the emulator; f16 adds nothing here */
+        run_case("half logits", case_half_logits, 2);
         run_case("adamw, clip, squares", case_adamw, 3);
         run_case("muon, dropout", case_muon, 3);
         run_case("ids out of range", case_bad_ids, 3);

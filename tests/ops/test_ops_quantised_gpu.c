@@ -217,6 +217,36 @@ static void tall_matrices_equal_decoded_values(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* The order of sums does not depend on which warp or block ends first. */
+static void repeated_products_have_the_same_bits(void **unused) {
+    (void)unused;
+    enum { ROWS = 2560, COLUMNS = 1280, MOST = 32 };
+    static const int64_t tokens[] = {1, 8, 13, MOST};
+    static float first[MOST * ROWS];
+    static float again[MOST * ROWS];
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int f = 0; carry_quant_format_at(f) != NULL; f++) {
+        quantised_case c = {0};
+        float *x_here;
+        open_case(ctx, &c, f, ROWS, COLUMNS);
+        const carry_tensor x = numbers(ctx, &x_here, MOST, COLUMNS, CARRY_F32, 7);
+        void *data = there(ctx, NULL, sizeof first);
+        for (int i = 0; i < 4 * (int)(sizeof tokens / sizeof tokens[0]); i++) {
+            const int64_t count = tokens[i / 4];
+            float *to = i % 4 == 0 ? first : again;
+            const carry_tensor y = carry_view_on(GPU, data, CARRY_F32, 2, (const int64_t[]){count, ROWS});
+            assert_ok(ctx, carry_linear(ctx, y, carry_slice(x, 0, count), c.W, false));
+            assert_ok(ctx, carry_read(ctx, carry_view_2d(to, CARRY_F32, count, ROWS), y));
+            assert_true(i % 4 == 0 || memcmp(first, again, (size_t)(count * ROWS) * sizeof *first) == 0);
+        }
+        carry_device_free(ctx, GPU, data);
+        carry_device_free(ctx, GPU, x.data);
+        free(x_here);
+        close_case(ctx, &c);
+    }
+    carry_ctx_free(ctx);
+}
+
 /* 256 tokens and more: activations may be rounded to 8 bits too. */
 static void many_tokens_equal_decoded_values(void **state) {
     static const int64_t shapes[][2] = {{256, 384}, {160, 128}, {48, 128}, {40, 256}, {64, 300}};
@@ -308,6 +338,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operators_equal_decoded_values),
         cmocka_unit_test(tall_matrices_equal_decoded_values),
+        cmocka_unit_test(repeated_products_have_the_same_bits),
         cmocka_unit_test_prestate(many_tokens_equal_decoded_values, &rows),
         cmocka_unit_test_prestate(many_tokens_equal_decoded_values, &square),
         cmocka_unit_test_prestate(many_tokens_of_merged_maps_equal_decoded_values, &rows),

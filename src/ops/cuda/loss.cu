@@ -1,14 +1,19 @@
 /* Cross entropy on NVIDIA GPUs, of logits and of a linear layer whose logits are never all in memory.
 
-   A block has a row of logits. Up to WIDE elements are held in its registers, and the next row is loaded as this
-   one's gradient is written: every logit is read once. Longer and odd rows are read twice: for the maximum and the
-   sum of exponentials relative to it, and for the gradient. The linear layer works in blocks of tokens whose f32
-   logits fit the workspace. Their gradient overwrites them in the weights' type, from the first element on: a 16-bit
-   gradient never reaches logits that are still to be read. */
+   A thread block processes a row of logits. If its length is a multiple of 4 from WIDE_LEAST to WIDE and rows are
+   aligned, a row is held in registers, and the next row is loaded as this row's gradient is written: every logit is
+   read once. Other rows are read twice: for the maximum and the sum of exponentials relative to it, and for the
+   gradient.
+
+   The linear layer processes as many tokens at a time as the workspace holds f32 logits for (16-bit training:
+   loss_half.cu). The gradient of a row overwrites its logits from the first element on, in the type of x and W if they
+   have the same type, else in f32. A 16-bit gradient is half as long, so it never reaches logits that are not yet
+   read. */
 #include <math.h>
 
 #include "ops/cuda/quantised_linear.cuh"
 #include "ops/cuda/linear.cuh"
+#include "ops/cuda/loss.cuh"
 #include "ops/cuda/wide.cuh"
 
 constexpr int64_t LEFT_OUT = -100;
@@ -54,7 +59,8 @@ template <typename T, int EACH> struct __align__(EACH * sizeof(typename T::store
 };
 
 /* Rows of logits are `row` elements apart, rows of the gradient d_row. The gradient may overwrite the logits if it
-   starts at the same byte and its elements are not larger. A target that is not in the vocabulary gives NaN. */
+   starts at the same byte and its elements are not larger. A target that is neither LEFT_OUT nor in the vocabulary
+   gives a loss of NaN. */
 template <typename L, typename D, int EACH>
 __global__ void __launch_bounds__(ROW_THREADS)
     loss_kernel(float *losses, row_of<D> dlogits, int64_t d_row, row_of<L> logits, int64_t row, const int64_t *targets,
@@ -116,8 +122,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
 constexpr int WIDE_THREADS = 1024, FOURS = 8; /* vectors of 4 logits of a thread */
 constexpr int64_t WIDE = WIDE_THREADS * 4 * FOURS, WIDE_LEAST = 8192;
 
-/* Combines over the block, in a fixed order; all threads get the result. parts may be reused after another call in
-   between. */
+/* Combines the values of all threads of the block in a fixed order; all threads get the result. Two calls in a row must
+   not use the same `parts`, since there is no barrier after `parts` is read. */
 template <typename Join> static __device__ __forceinline__ float over_block(float value, float *parts, Join both) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
@@ -291,6 +297,11 @@ extern "C" carry_status carry_cuda_linear_cross_entropy(carry_ctx *ctx, carry_te
     }
     const int64_t block = even_block(tokens, (int64_t)(workspace_bytes / sizeof(float)) / vocabulary);
     const bool back = dx.data != NULL || dW.data != NULL;
+    const half_loss half = {(float *)losses.data, dx, dW, x, W, targets, scale, workspace, workspace_bytes};
+    const int64_t more = back ? even_block(tokens, half_loss_block(half)) : 0;
+    if (more > block || (more == tokens && more > 0)) {
+        return half_loss_run(ctx, half, more);
+    }
     const carry_dtype type = x.dtype == W.dtype ? x.dtype : CARRY_F32; /* type of the gradient */
     const int64_t d_row = vocabulary * (int64_t)(sizeof(float) / carry_dtype_size(type));
     for (int64_t first = 0; first < tokens; first += block) {

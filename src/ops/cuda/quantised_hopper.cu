@@ -1,6 +1,5 @@
 /* Launches products with quantised matrices in tiles. */
-#include "ops/cuda/quantised_hopper.cuh"
-#include "ops/cuda/quantised_stream_hopper.cuh"
+#include "ops/cuda/quantised_ring_hopper.cuh"
 
 #include <atomic>
 
@@ -8,10 +7,8 @@
 
 namespace quantised {
 
-constexpr int SLOTS = 132 * 4; /* blocks that keep an H200 reading */
 constexpr int CLUSTER_MOST = 8;
 /* Bytes of shared memory: of a block if two fit on a multiprocessor, of a single block, and of x. */
-constexpr size_t MOST_MEMORY = 100 * 1024;
 constexpr int PAIR_MEMORY = 111 * 1024, LAST_MEMORY = 220 * 1024, X_MEMORY = 96 * 1024;
 
 struct launch_place {
@@ -38,34 +35,6 @@ static cudaLaunchConfig_t config_of(const launch_place &place, cudaLaunchAttribu
     return config;
 }
 
-template <class F, int NT, int RT, int DEPTH, int BLOCKS>
-static carry_status put(const launch_place &place, const carry_tile_product &p, int sequences) {
-    carry_ctx *ctx = place.ctx;
-    const int ordinal = place.ordinal;
-    const int tiles = p.output == CARRY_TILE_SWIGLU ? p.tiles : (p.tiles + RT - 1) / RT;
-    /* Clusters keep multiprocessors busy if there are few tiles, and give more memory to many sequences. */
-    int cluster = 1;
-    while (cluster < 8 && ((tiles * cluster < SLOTS / 2 && 2 * p.units >= 2 * WARPS * cluster) ||
-                           (size_t)memory_for<F, NT, RT>(2 * p.units, sequences, cluster).bytes > MOST_MEMORY)) {
-        cluster *= 2;
-    }
-    const size_t bytes = (size_t)memory_for<F, NT, RT>(2 * p.units, sequences, cluster).bytes;
-    if (bytes > (size_t)LAST_MEMORY) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "a product of %d sequences with a quantised matrix of %d columns",
-                          sequences, p.columns);
-    }
-    cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t config = config_of(place, attributes, tiles * cluster, THREADS, bytes, cluster);
-    if (bytes > 48 * 1024) {
-        CARRY_CUDA_TRY(cudaFuncSetAttribute(few<F, NT, RT, DEPTH, BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            (int)bytes),
-                       "shared memory of a product with a quantised matrix");
-    }
-    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, few<F, NT, RT, DEPTH, BLOCKS>, p, sequences),
-                   "a product with a quantised matrix cannot be launched");
-    return CARRY_OK;
-}
-
 /* Multiprocessors of a GPU, asked for once. */
 static int multiprocessors(int ordinal) {
     static std::atomic<int> known[CARRY_MAX_DEVICES];
@@ -83,28 +52,30 @@ static double unevenness(int tiles, int blocks) {
 }
 
 template <class F, int NT, int W>
-static carry_status put_stream(const launch_place &place, const carry_tile_product &p, const stream_plan &plan,
-                               int sequences) {
+static carry_status put_ring(const launch_place &place, const carry_tile_product &p, const ring_plan &plan,
+                             int sequences) {
     carry_ctx *ctx = place.ctx;
     const int ordinal = place.ordinal, clusters = multiprocessors(ordinal) / plan.cluster;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(stream<F, NT, W>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes),
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(ring<F, NT, W>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes),
                    "shared memory of a product with a quantised matrix");
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config = config_of(place, attributes, min(plan.items, clusters) * plan.cluster, 32 * W,
                                           (size_t)plan.bytes, plan.cluster);
-    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, stream<F, NT, W>, p, plan, sequences),
+    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, ring<F, NT, W>, p, plan, sequences),
                    "a product with a quantised matrix cannot be launched");
     return CARRY_OK;
 }
 
-/* Chooses the cluster: two blocks share the columns if tiles are few, more blocks if x of many sequences would need too
-   much memory. Returns false if no size fits. */
+/* Chooses the cluster size; the blocks of a cluster share the columns. Tries one block first, or two if there are at
+   most 8 sequences, no norm and more than one unit, and the tiles divide unevenly among the multiprocessors. Doubles
+   the size until the plan fits in shared memory and x of all sequences takes at most X_MEMORY per block. Returns false
+   if no size fits. */
 template <class F, int NT, int W>
-static bool plan_stream(stream_plan *plan, const carry_tile_product &p, int sequences, int ordinal) {
+static bool plan_ring(ring_plan *plan, const carry_tile_product &p, int sequences, int ordinal) {
     const int all = multiprocessors(ordinal);
-    const bool in_pairs = NT == 1 && p.norm == NULL && unevenness(p.tiles, all) > 1.3;
+    const bool in_pairs = NT == 1 && p.norm == NULL && p.units > 1 && unevenness(p.tiles, all) > 1.3;
     for (int cluster = in_pairs ? 2 : 1; cluster <= CLUSTER_MOST; cluster *= 2) {
-        if (stream_plan_for<F, NT, W>(plan, p, sequences, all, cluster, NT == 1 ? PAIR_MEMORY : LAST_MEMORY) &&
+        if (ring_plan_for<F, NT, W>(plan, p, sequences, all, cluster, NT == 1 ? PAIR_MEMORY : LAST_MEMORY) &&
             plan->sums_at <= X_MEMORY) {
             return true;
         }
@@ -112,30 +83,22 @@ static bool plan_stream(stream_plan *plan, const carry_tile_product &p, int sequ
     return false;
 }
 
-template <class F> static carry_status put_few(const launch_place &place, const carry_tile_product &p, int sequences) {
-    return p.output == CARRY_TILE_SWIGLU || sequences > 4 ? put<F, 1, 2, 2, 3>(place, p, sequences)
-                                                          : put<F, 1, 1, 4, 3>(place, p, sequences);
-}
-
-/* Up to 8 sequences and 4 bits: decoding takes longer than reading, and more blocks decode faster (471 instead of 412
-   tokens/s for a 4B shape). */
 template <class F> static carry_status put_form(const launch_place &place, const carry_tile_product &p, int sequences) {
-    stream_plan plan;
-    if constexpr (F::BITS == 8) {
-        if (sequences <= 8 && plan_stream<F, 1, 12>(&plan, p, sequences, place.ordinal)) {
-            return put_stream<F, 1, 12>(place, p, plan, sequences);
-        }
+    ring_plan plan;
+    if (sequences <= 8 && plan_ring<F, 1, 12>(&plan, p, sequences, place.ordinal)) {
+        return put_ring<F, 1, 12>(place, p, plan, sequences);
     }
-    if (sequences <= 8) {
-        return put_few<F>(place, p, sequences);
+    if (sequences > 8 && sequences <= 16 && plan_ring<F, 2, 16>(&plan, p, sequences, place.ordinal)) {
+        return put_ring<F, 2, 16>(place, p, plan, sequences);
     }
-    if (sequences <= 16 && plan_stream<F, 2, 16>(&plan, p, sequences, place.ordinal)) {
-        return put_stream<F, 2, 16>(place, p, plan, sequences);
+    if (sequences > 16 && plan_ring<F, 4, 16>(&plan, p, sequences, place.ordinal)) {
+        return put_ring<F, 4, 16>(place, p, plan, sequences);
     }
-    if (sequences > 16 && plan_stream<F, 4, 16>(&plan, p, sequences, place.ordinal)) {
-        return put_stream<F, 4, 16>(place, p, plan, sequences);
+    if (sequences == 1) {
+        carry_ctx *ctx = place.ctx;
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "a product with a quantised matrix of %d columns", p.columns);
     }
-    const int half = (sequences / 2 + 7) / 8 * 8; /* the columns are too many for all sequences together */
+    const int half = sequences > 8 ? (sequences / 2 + 7) / 8 * 8 : sequences / 2; /* too many columns for all */
     carry_tile_product rest = p;
     rest.x = (const char *)p.x + (size_t)(half * p.x_stride) * (p.x_is_wide ? sizeof(float) : sizeof(uint16_t));
     rest.y = (char *)p.y + (size_t)(half * p.y_stride) * (p.y_is_wide ? sizeof(float) : sizeof(uint16_t));
@@ -153,7 +116,7 @@ extern "C" bool carry_cuda_tile_product_works(int ordinal) {
     /* A build may lack code for Hopper; in code for other architectures the kernel is empty and needs few registers. */
     const bool is_there =
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess && major >= 9 &&
-        cudaFuncGetAttributes(&attributes, quantised::few<quantised::fp8_wide, 1, 1, 4, 3>) == cudaSuccess &&
+        cudaFuncGetAttributes(&attributes, quantised::ring<quantised::fp8_wide, 1, 12>) == cudaSuccess &&
         attributes.numRegs > 32;
     (void)cudaGetLastError();
     return is_there;

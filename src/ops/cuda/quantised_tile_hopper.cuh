@@ -1,5 +1,5 @@
 /* Parts of the kernels that multiply a few sequences with quantised matrices in tiles: formats, decoding to f16,
-   multiplying a chunk of 16 rows and 64 columns on tensor cores, loading x and storing results. */
+   multiplying on tensor cores, loading x and storing results. */
 #ifndef CARRY_OPS_CUDA_QUANTISED_TILE_HOPPER_CUH
 #define CARRY_OPS_CUDA_QUANTISED_TILE_HOPPER_CUH
 
@@ -13,19 +13,20 @@ extern "C" {
 
 namespace quantised {
 
-constexpr int ROWS = CARRY_QUANT_TILE_ROWS, CHUNK = CARRY_QUANT_TILE_COLUMNS;
+constexpr int ROWS = CARRY_QUANT_TILE_ROWS;
 constexpr float X_SCALE = 1.0f / 16.0f, X_MOST = 65504.0f;
 
-/* GROUP: columns per scale: 16, 32, or 64, which stands for 64 and more. */
+/* GROUP: columns per scale. Scales of 64 and 128 columns multiply sums, others codes. */
 template <int BITS_, bool FLOATS_, int GROUP_, bool MINIMUM_, bool WIDE_> struct form {
-    static constexpr int BITS = BITS_, GROUP = GROUP_, UNITS = BITS / 4; /* 16-byte loads of a chunk */
-    static constexpr bool FLOATS = FLOATS_, MINIMUM = MINIMUM_, WIDE = WIDE_, OF_SUMS = GROUP == 64;
+    static constexpr int BITS = BITS_, GROUP = GROUP_;
+    static constexpr bool FLOATS = FLOATS_, MINIMUM = MINIMUM_, WIDE = WIDE_, OF_SUMS = GROUP >= 64;
     static constexpr int SCALE_WORDS = GROUP == 16 ? 2 : OF_SUMS ? (WIDE || MINIMUM ? 2 : 1) : MINIMUM ? 4 : 2;
 };
 
-using fp8_wide = form<8, true, 64, false, true>;
-using int8_wide = form<8, false, 64, false, true>;
-using int4_wide = form<4, false, 64, true, false>;
+using fp8_wide = form<8, true, 128, false, true>;
+using int8_wide = form<8, false, 128, false, true>;
+using int4_wide = form<4, false, 128, true, false>;
+using int4_middle = form<4, false, 64, true, false>;
 using int4_short = form<4, false, 32, true, false>;
 using int4_plain = form<4, false, 32, false, false>;
 using int8_short = form<8, false, 32, true, false>;
@@ -40,6 +41,7 @@ template <typename Function> static auto with_form(int format, const Function &f
     case CARRY_QUANT_IS_int8:
         return f(int8_wide());
     case CARRY_QUANT_IS_int4_g64:
+        return f(int4_middle());
     case CARRY_QUANT_IS_int4_g128:
         return f(int4_wide());
     case CARRY_QUANT_IS_q8_0:
@@ -61,14 +63,6 @@ static __device__ __forceinline__ void let_next_begin() {
 
 static __device__ __forceinline__ void await_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-static __device__ __forceinline__ uint4 load_once(const void *from) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
-    return v;
 }
 
 static __device__ __forceinline__ void multiply(float (&c)[4], const __half2 (&a)[4], unsigned b0, unsigned b1) {
@@ -110,20 +104,18 @@ static __device__ __forceinline__ void decode_4(__half2 (&to)[4], unsigned word)
     to[3] = __hfma2(half2_of((shifted & 0x00f000f0u) | 0x64006400u), sixteenth, less);
 }
 
-/* Decodes the weights of 32 columns for two multiplications of 16. */
-template <class F>
-static __device__ __forceinline__ void decode(__half2 (&a)[2][4], const uint4 (&codes)[F::UNITS], int unit) {
+/* Decodes a lane's weights of 32 columns for two multiplications of 16 columns each. 16 bytes of 4-bit codes have 64
+   columns; half: 0 for the first 32, 1 for the second. */
+template <class F> static __device__ __forceinline__ void decode(__half2 (&a)[2][4], const uint4 &w, int half) {
     if constexpr (F::BITS == 8) {
-        const uint4 w = codes[unit];
         decode_8<F>(a[0][0], a[0][2], w.x);
         decode_8<F>(a[0][1], a[0][3], w.y);
         decode_8<F>(a[1][0], a[1][2], w.z);
         decode_8<F>(a[1][1], a[1][3], w.w);
     } else {
-        const uint4 w = codes[0];
         __half2 first[4], second[4];
-        decode_4(first, unit == 0 ? w.x : w.z);
-        decode_4(second, unit == 0 ? w.y : w.w);
+        decode_4(first, half == 0 ? w.x : w.z);
+        decode_4(second, half == 0 ? w.y : w.w);
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             a[s][0] = first[2 * s];
@@ -134,13 +126,13 @@ static __device__ __forceinline__ void decode(__half2 (&a)[2][4], const uint4 (&
     }
 }
 
-/* Scales of fewer than 64 columns. */
+/* Scales of fewer than 64 columns; half: 32 of 64 columns. */
 template <class F>
-static __device__ __forceinline__ void scale(__half2 (&a)[2][4], const unsigned (&words)[F::SCALE_WORDS], int unit) {
-    const __half2 by = half2_of(words[F::MINIMUM ? 2 * unit : unit]);
+static __device__ __forceinline__ void scale(__half2 (&a)[2][4], const unsigned (&words)[F::SCALE_WORDS], int half) {
+    const __half2 by = half2_of(words[F::MINIMUM ? 2 * half : half]);
     const __half2 first = __low2half2(by), second = __high2half2(by);
     if constexpr (F::MINIMUM) {
-        const __half2 less = __hneg2(half2_of(words[2 * unit + 1]));
+        const __half2 less = __hneg2(half2_of(words[2 * half + 1]));
         const __half2 first_less = __low2half2(less), second_less = __high2half2(less);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -155,87 +147,14 @@ static __device__ __forceinline__ void scale(__half2 (&a)[2][4], const unsigned 
     }
 }
 
-/* The part of a chunk of a tile that a lane has loaded. */
-template <class F> struct piece {
-    uint4 codes[F::UNITS];
-    unsigned scales[F::SCALE_WORDS];
-};
-
-/* Index of a lane's first word in the scales of a unit, for the first or the second chunk of the unit. */
-template <class F> static __device__ __forceinline__ int scale_words_at(int half, int group_shift, int lane) {
-    const int g = lane / 4;
-    return (F::OF_SUMS       ? (half >> group_shift) * 8 + g
-            : F::GROUP == 32 ? half * 8 + g
-                             : (half * 8 + g) * 2 + lane % 4 / 2) *
-           F::SCALE_WORDS;
+/* Index of a lane's first word in the scales of a unit, for the first or the second 64 columns. */
+template <class F> static __device__ __forceinline__ int scale_words_at(int half, int lane) {
+    const int at = half * 8 + lane / 4;
+    return (F::GROUP == 16 ? at * 2 + lane % 4 / 2 : at) * F::SCALE_WORDS;
 }
 
-template <class F>
-static __device__ __forceinline__ void load(piece<F> &to, const unsigned char *tile, const carry_tile_product &p,
-                                            int chunk, int lane) {
-    constexpr int BYTES = ROWS * CHUNK * F::BITS / 8;
-    const int half = chunk % 2;
-    const unsigned char *codes = tile + (size_t)(chunk / 2) * p.unit_bytes + half * BYTES;
-#pragma unroll
-    for (int u = 0; u < F::UNITS; u++) {
-        to.codes[u] = load_once(codes + u * 512 + lane * 16);
-    }
-    const unsigned *from =
-        (const unsigned *)(codes + (2 - half) * BYTES) + scale_words_at<F>(half, p.group_shift, lane);
-    if constexpr (F::SCALE_WORDS == 4) {
-        *(uint4 *)to.scales = __ldg((const uint4 *)from);
-    } else if constexpr (F::SCALE_WORDS == 2) {
-        *(uint2 *)to.scales = __ldg((const uint2 *)from);
-    } else {
-        to.scales[0] = __ldg(from);
-    }
-}
-
-/* One chunk: c += W x. x: f16, this lane's columns for sequence g; sums: the sums of x over the chunk, by sequence. */
-template <class F, int NT>
-static __device__ __forceinline__ void add_chunk(float (&c)[NT][4], const piece<F> &w, const uint4 (&x)[NT][2],
-                                                 const float *sums, int t) {
-    float part[NT][4] = {};
-#pragma unroll
-    for (int unit = 0; unit < 2; unit++) {
-        __half2 a[2][4];
-        decode<F>(a, w.codes, unit);
-        if constexpr (!F::OF_SUMS) {
-            scale<F>(a, w.scales, unit);
-        }
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            float(&to)[4] = F::OF_SUMS ? part[n] : c[n];
-            multiply(to, a[0], x[n][unit].x, x[n][unit].y);
-            multiply(to, a[1], x[n][unit].z, x[n][unit].w);
-        }
-    }
-    if constexpr (F::OF_SUMS) {
-        float by[2], less[2] = {};
-        if constexpr (F::WIDE) {
-            by[0] = __uint_as_float(w.scales[0]);
-            by[1] = __uint_as_float(w.scales[1]);
-        } else {
-            *(float2 *)by = __half22float2(half2_of(w.scales[0]));
-            *(float2 *)less = __half22float2(half2_of(w.scales[1]));
-        }
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            const float2 sum = F::MINIMUM ? *(const float2 *)(sums + n * 8 + 2 * t) : float2{};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if constexpr (F::MINIMUM) {
-                    c[n][i] = fmaf(-less[i / 2], i % 2 == 0 ? sum.x : sum.y, c[n][i]);
-                }
-                c[n][i] = fmaf(by[i / 2], part[n][i], c[n][i]);
-            }
-        }
-    }
-}
-
-/* Loads eight columns of x from `column` on, times the norm's factors; columns past the end are 0. */
-static __device__ __forceinline__ void take_x(float (&to)[8], const carry_tile_product &p, int sequence, int column,
-                                              float &squares) {
+/* Loads eight columns of x from `column` on; columns past the end are 0. */
+static __device__ __forceinline__ void take_x(float (&to)[8], const carry_tile_product &p, int sequence, int column) {
     const int64_t at = sequence * p.x_stride + column;
     const bool is_whole = column + 8 <= p.columns && p.x_is_aligned;
     if (is_whole && !p.x_is_wide) {
@@ -257,13 +176,6 @@ static __device__ __forceinline__ void take_x(float (&to)[8], const carry_tile_p
                                   : __uint_as_float((unsigned)__ldcg((const unsigned short *)p.x + at + i) << 16);
         }
     }
-    if (p.norm != nullptr) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            squares = fmaf(to[i], to[i], squares);
-            to[i] *= column + i < p.columns ? p.plus + __ldg(p.norm + column + i) : 0.0f;
-        }
-    }
 }
 
 /* One of a block's tiles. */
@@ -282,16 +194,6 @@ static __device__ __forceinline__ void put_sum(const carry_tile_product &p, int 
     } else {
         ((__nv_bfloat16 *)p.y)[at] = __float2bfloat16_rn(sum);
     }
-}
-
-static __device__ __forceinline__ void store(const carry_tile_product &p, int sequence, int column, float sum) {
-    const int64_t at = sequence * p.y_stride + column;
-    if (p.output == CARRY_TILE_ADD && p.h != nullptr) {
-        sum += __ldcg(p.h + at);
-    } else if (p.output == CARRY_TILE_ADD) {
-        sum += p.y_is_wide ? ((const float *)p.base)[at] : __bfloat162float(((const __nv_bfloat16 *)p.base)[at]);
-    }
-    put_sum(p, sequence, column, sum);
 }
 
 } // namespace quantised
