@@ -94,6 +94,8 @@ refused "stream has no size 'q'" plan stream:q4
 refused "so 11 to 4096 are measured" bench $small:depth2:algo=mesh stream:config=shapes:chunks10
 refused "1 to 8 envelopes" plan $small:depth9
 refused "does not divide" plan $small:mesh5
+refused "16 multiprocessors for decoding: it needs a GPU" plan $small:multiprocessors16
+refused "no GPU has more than 4096" plan $small:multiprocessors5000
 refused "at most 1023 ranks" plan $small:mesh5000
 refused "48 x 32 is the nearest that works" plan stream:config=shapes:size=41x32
 refused "a width and a height in pixels" plan stream:config=shapes:size=wide

@@ -1,5 +1,5 @@
 /* A stream as a problem of the lab. The methods are the topologies, and a run is a whole stream on threads of this
-   process. It is here because the lab and streaming do not depend on each other.
+   process. It is in src/cli because the lab and streaming do not depend on each other.
 
        stream:mesh1:chunks40:depth2:slow0=match
 
@@ -25,7 +25,8 @@
 /* Chunks of the warm-up stream, which also measures the delay for slow0=match: enough for medians of the stage
    times. */
 #define WARM_UP 6
-#define COMPARED 6 /* number of compared chunks: enough for a recompute of two chunks to begin */
+#define MOST_UNITS 4096 /* multiprocessors of a GPU */
+#define COMPARED 6      /* number of compared chunks: enough for a recompute of two chunks to begin */
 
 enum { PIPELINE, MESH, TOPOLOGIES };
 static const char *const topologies[TOPOLOGIES] = {"pipeline", "mesh"};
@@ -74,7 +75,8 @@ typedef struct session {
 static const char takes[] =
     "meshN (ranks that share the generator; pipeline has one more), chunksN, depthN, contextN "
     "(frames of a recompute); recompute=off, anchor or latent; slow0=MS or match, slow1=MS; "
-    "size=WxH, windowN, clean=off (no pass at t = 0); model=FOLDER or config=NAME, codec=FOLDER, algo=TOPOLOGY, "
+    "size=WxH, windowN, clean=off (no pass at t = 0), multiprocessorsN (of a GPU, for decoding; the generator has the "
+    "others); model=FOLDER or config=NAME, codec=FOLDER, algo=TOPOLOGY, "
     "device=cpu or cuda";
 
 static const char *method(int index) {
@@ -128,6 +130,7 @@ static carry_status read_numbers(instance *it, carry_problem *problem) {
     carry_pipeline_options *o = &it->options;
     const int64_t mesh = carry_problem_size(problem, "mesh", 1);
     const int64_t depth = carry_problem_size(problem, "depth", 2);
+    const int64_t part = carry_problem_size(problem, "multiprocessors", 0);
     o->chunks = carry_problem_size(problem, "chunks", 30);
     if (o->chunks <= CARRY_OVERLAP_WARMUP || o->chunks > CARRY_OVERLAP_KEPT) {
         return carry_fail(it->ctx, CARRY_ESIZE, "chunks%lld in '%s': the first %d warm up, so %d to %d are measured",
@@ -142,8 +145,13 @@ static carry_status read_numbers(instance *it, carry_problem *problem) {
         return carry_fail(it->ctx, CARRY_EARGUMENT, "depth%lld in '%s': 1 to %d envelopes are under way",
                           (long long)depth, problem->text, CARRY_STAGE_DEPTH);
     }
+    if (part > MOST_UNITS) {
+        return carry_fail(it->ctx, CARRY_ESIZE, "multiprocessors%lld in '%s': no GPU has more than %d", (long long)part,
+                          problem->text, MOST_UNITS);
+    }
     it->mesh = (int)mesh;
     o->depth = (int)depth;
+    o->multiprocessors = (int)part;
     return CARRY_OK;
 }
 
@@ -322,6 +330,9 @@ static carry_status stream(session *s, int64_t chunks) {
     const bool with_stage = it->topology == PIPELINE;
     s->options.chunks = chunks;
     s->options.with_stage = with_stage;
+    if (!with_stage) { /* the rank that decodes generates too: nothing to divide */
+        s->options.multiprocessors = 0;
+    }
     CARRY_TRY(carry_controls_new(it->ctx, &s->controls, &it->start));
     carry_status status = carry_collective_run(it->ctx, NULL, it->mesh + (with_stage ? 1 : 0), stream_rank, s);
     carry_controls_free(s->controls);

@@ -45,6 +45,9 @@ typedef struct carry_backend {
                                  size_t bytes, carry_stream *stream);
     carry_status (*fill)(carry_ctx *ctx, int ordinal, void *to, unsigned char byte, size_t bytes, carry_stream *stream);
     carry_status (*stream_new)(carry_ctx *ctx, carry_stream **stream, int ordinal);
+    /* A stream on a part of the multiprocessors (device/share.h). NULL: not supported. */
+    carry_status (*stream_new_share)(carry_ctx *ctx, carry_stream **stream, int ordinal, int multiprocessors,
+                                     bool rest);
     carry_status (*stream_wait)(carry_ctx *ctx, int ordinal, carry_stream *stream);
     void (*stream_free)(carry_ctx *ctx, int ordinal, carry_stream *stream);
     carry_status (*event_new)(carry_ctx *ctx, carry_event **event, int ordinal);

@@ -41,8 +41,8 @@ static int line_of(char *value, size_t size, const char *path, const char *key) 
     return found;
 }
 
-/* On ARM the kernel reports part numbers where on x86 it reports a name. Only parts seen in servers and laptops are
-   listed. */
+/* On ARM, /proc/cpuinfo has a part number where on x86 it has a name. Returns the name of a part, or NULL if it is not
+   in this short list. */
 static const char *arm_part(const char *part) {
     static const struct {
         const char *part, *name;
@@ -125,13 +125,16 @@ static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_propertie
     return CARRY_OK;
 }
 
+/* Memory of the page cache counts as available: it holds the files of large models that were just read. */
 static carry_status memory(carry_ctx *ctx, int ordinal, size_t *available, size_t *total) {
     (void)ctx;
     (void)ordinal;
-    long page = sysconf(_SC_PAGE_SIZE);
-    long free_pages = sysconf(_SC_AVPHYS_PAGES);
-    long pages = sysconf(_SC_PHYS_PAGES);
+    const long page = sysconf(_SC_PAGE_SIZE);
+    const long free_pages = sysconf(_SC_AVPHYS_PAGES);
+    const long pages = sysconf(_SC_PHYS_PAGES);
+    const double bytes = carry_available_bytes();
     *available = page > 0 && free_pages > 0 ? (size_t)page * (size_t)free_pages : 0;
+    *available = bytes >= 0.0 ? (size_t)bytes : *available;
     *total = page > 0 && pages > 0 ? (size_t)page * (size_t)pages : 0;
     return CARRY_OK;
 }

@@ -1,5 +1,5 @@
 /* NVIDIA GPUs as devices: properties, copies, streams, events. Memory is in cuda_memory.cu, graphs in cuda_graph.cu,
-   profiling in cuda_activity.cu.
+   streams on a part of the GPU in cuda_share.cu, profiling in cuda_activity.cu.
 
    The runtime is linked statically and looks for a driver when the first device is counted. Without a driver there
    are no CUDA devices and nothing else changes, so one binary serves machines with and without a GPU. */
@@ -193,7 +193,9 @@ static void stream_free(carry_ctx *ctx, int ordinal, carry_stream *stream) {
         if (carry_cuda_stream_ends != NULL) {
             carry_cuda_stream_ends(ctx, ordinal, stream);
         }
+        void *share = carry_cuda_share_of(stream);
         (void)cudaStreamDestroy((cudaStream_t)stream);
+        carry_cuda_share_end(share);
     }
     (void)cudaGetLastError();
 }
@@ -273,6 +275,7 @@ const carry_backend carry_backend_cuda = {
     .copy_between = copy_between,
     .fill = fill,
     .stream_new = stream_new,
+    .stream_new_share = carry_cuda_stream_new_share,
     .stream_wait = stream_wait,
     .stream_free = stream_free,
     .event_new = event_new,

@@ -1,6 +1,6 @@
 /* Shared by the CUDA source files: error reporting, and the parts of the CUDA backend that have their own files.
 
-   It is a C header that needs CUDA's headers, so only *.cu files include it. */
+   It needs C++ and CUDA's headers, so only *.cu and *.cuh files include it. */
 #ifndef CARRY_DEVICE_CUDA_H
 #define CARRY_DEVICE_CUDA_H
 
@@ -10,8 +10,8 @@ extern "C" {
 #include "core/error.h"
 #include "device/backend.h"
 
-/* Clears CUDA's own record of the error, so that the next call does not report it again, and fails with a message of
-   `what` and CUDA's description. */
+/* Clears CUDA's own record of the error, so that the next call does not report it again, and fails with a message that
+   contains `what` and CUDA's description. */
 carry_status carry_cuda_failed(carry_ctx *ctx, cudaError_t error, const char *what, int ordinal);
 
 carry_status carry_cuda_memory(carry_ctx *ctx, int ordinal, size_t *available, size_t *total);
@@ -23,6 +23,13 @@ void carry_cuda_free_on(carry_ctx *ctx, int ordinal, void *data, carry_stream *s
 carry_status carry_cuda_host_alloc(carry_ctx *ctx, void **data, size_t bytes);
 void carry_cuda_host_free(carry_ctx *ctx, void *data);
 carry_memory_place carry_cuda_where(const void *pointer, int *ordinal);
+
+/* A share is a part of the GPU's multiprocessors with one stream (carry_stream_new_share). share_of returns a stream's
+   share, or NULL if the stream uses the whole GPU. Call share_end after the stream is destroyed. */
+carry_status carry_cuda_stream_new_share(carry_ctx *ctx, carry_stream **stream, int ordinal, int multiprocessors,
+                                         bool rest);
+void *carry_cuda_share_of(carry_stream *stream);
+void carry_cuda_share_end(void *share);
 
 carry_status carry_cuda_graph_begin(carry_ctx *ctx, int ordinal, carry_stream *stream);
 carry_status carry_cuda_graph_end(carry_ctx *ctx, carry_graph **graph, int ordinal, carry_stream *stream);

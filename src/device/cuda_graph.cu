@@ -23,6 +23,11 @@ extern "C" carry_status carry_cuda_graph_end(carry_ctx *ctx, carry_graph **graph
     cudaError_t error = cudaGraphInstantiate(&ready, recorded, 0);
     (void)cudaGraphDestroy(recorded); /* the instantiated graph has its own copy */
     CARRY_CUDA_TRY(error, "a graph cannot be made from a recording");
+    error = cudaGraphUpload(ready, (cudaStream_t)stream); /* the first launch then allocates nothing */
+    if (error != cudaSuccess) {
+        (void)cudaGraphExecDestroy(ready);
+    }
+    CARRY_CUDA_TRY(error, "a graph cannot be loaded");
     *graph = (carry_graph *)ready;
     return CARRY_OK;
 }

@@ -16,8 +16,9 @@ typedef struct carry_generator_options {
     int64_t context; /* the maximum number of frames of a recompute, a multiple of the chunk; 0: no recompute */
     int64_t batch;   /* number of steps of a stream batch, up to CARRY_GENERATOR_BATCH; 0: one chunk at a time */
     double shift;
-    carry_dtype dtype; /* type of activations, keys and values: f32, or bf16 on a GPU */
-    bool no_graphs;    /* on a GPU, for measurements: launch kernels one by one */
+    carry_dtype dtype;   /* type of activations, keys and values: f32, or bf16 on a GPU */
+    bool no_graphs;      /* on a GPU, for measurements: launch kernels one by one */
+    int multiprocessors; /* of the GPU, that the generator leaves to decoding (device/share.h); 0: it uses all */
 } carry_generator_options;
 
 typedef struct carry_generator_times {
@@ -38,7 +39,7 @@ void carry_generator_set_late(carry_generator *generator, carry_generator_take t
 bool carry_generator_did_again(const carry_generator *generator);
 
 /* A collective of the mesh. result->latents_out is bf16, owned by the generator and valid until the next call. Fills
-   in all ids and times of the result except stage1_ms and mesh_idle_ms. CARRY_EPEER when the envelope's position
+   in the times, and the result except stage1_ms and mesh_idle_ms. CARRY_EPEER when the envelope's position
    differs from the cache's; CARRY_ERANGE, with the name of the pass, when values are not finite. */
 carry_status carry_generator_run(carry_generator *generator, carry_result *result, carry_generator_times *times,
                                  const carry_envelope *envelope);

@@ -12,6 +12,7 @@
 #include "core/memory.h"
 #include "core/span.h"
 #include "core/tensor.h"
+#include "device/share.h"
 #include "ops/sampler.h"
 #include "stream/generator_internal.h"
 
@@ -39,7 +40,9 @@ static carry_status open_stream(carry_generator *g) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_stream_wait(g->ctx, device, NULL)); /* weights that are still being uploaded */
-    CARRY_TRY(carry_stream_new(g->ctx, &g->far.stream, device));
+    const int others = g->options.multiprocessors;
+    CARRY_TRY(others > 0 ? carry_stream_new_share(g->ctx, &g->far.stream, device, others, true)
+                         : carry_stream_new(g->ctx, &g->far.stream, device));
     return carry_ctx_set_stream(g->ctx, device, g->far.stream);
 }
 

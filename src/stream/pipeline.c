@@ -119,6 +119,11 @@ carry_status carry_pipeline_check(carry_ctx *ctx, const carry_pipeline_options *
         return carry_fail(ctx, CARRY_EARGUMENT, "a stream batch of %lld steps: up to %d, and without a recompute",
                           (long long)o->batch, CARRY_GENERATOR_BATCH);
     }
+    if (o->multiprocessors != 0 && (o->multiprocessors < 0 || o->device == 0 || !o->with_stage)) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "%d multiprocessors for decoding: it needs a GPU and a rank of its own for stage 0",
+                          o->multiprocessors);
+    }
     return check_recompute(ctx, o);
 }
 
@@ -162,7 +167,8 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                                .batch = o->batch,
                                                .shift = o->shift,
                                                .dtype = o->device != 0 ? CARRY_BF16 : CARRY_F32,
-                                               .no_graphs = o->no_graphs};
+                                               .no_graphs = o->no_graphs,
+                                               .multiprocessors = o->multiprocessors};
     carry_mesh_options mesh = {.channels = p->config.in_dim,
                                .height = o->height / 8,
                                .width = o->width / 8,
@@ -248,7 +254,7 @@ static carry_status run_part(part *p) {
 }
 
 /* Runs the handshake, once everything has been loaded. Options that change the result but have no field of their own
-   in the handshake are part of its `build`. */
+   in the handshake are compared as part of the text `build`. */
 static carry_status shake_hands(part *p) {
     const carry_pipeline_options *o = p->options;
     char build[64];

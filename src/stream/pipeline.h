@@ -33,6 +33,9 @@ typedef struct carry_pipeline_options {
     int device;     /* the generator's device: a GPU computes in bf16; 0: the CPU, in f32 */
     int depth;      /* maximum number of envelopes in progress: 1 to 8 */
     bool no_graphs; /* carry_generator_options */
+    /* For experiments: multiprocessors of the GPU on which stage 0, a rank of its own, decodes; the generator has the
+       others. 0: both use all of them. */
+    int multiprocessors;
     carry_recompute recompute;
     int64_t context; /* number of frames of a recompute */
     /* Number of steps of a stream batch, in which that many chunks are denoised at once, each at its own step; 0:
@@ -54,8 +57,8 @@ typedef struct carry_pipeline_hooks {
     carry_controls *controls; /* used on rank 0 */
     carry_sink sink;          /* receives metrics of every chunk */
     bool (*stop)(void);
-    /* Hooks of rank 0; each may be NULL. frames: receives decoded frames, [frames, 3, height, width]; none is older
-       than the last cut. */
+    /* Hooks of rank 0; each may be NULL. frames: receives decoded frames, [frames, 3, height, width], of the current
+       epoch only: frames from before the last cut are not delivered. */
     carry_status (*frames)(void *user, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch);
     /* Video input instead of noise. source reads up to frames.shape[0] frames, [frames, 3, height, width] f32; *got
        is smaller where the video ends. is_ready returns true if that many frames can be read without waiting. */

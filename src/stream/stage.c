@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/memory.h"
+#include "device/share.h"
 
 #define SPARE_BYTES ((size_t)2 << 30) /* GPU memory kept free for graphs and kernels, which allocate on first use */
 
@@ -71,7 +72,9 @@ static carry_status open_codecs(carry_stage *s) {
                                    .device = o->device,
                                    .dtype = o->device != 0 ? CARRY_BF16 : CARRY_F32};
     if (o->device != 0 && s->is_apart && carry_ctx_stream(s->ctx, o->device) == NULL) {
-        CARRY_TRY(carry_stream_new(s->ctx, &s->stream, o->device));
+        CARRY_TRY(o->multiprocessors > 0
+                      ? carry_stream_new_share(s->ctx, &s->stream, o->device, o->multiprocessors, false)
+                      : carry_stream_new(s->ctx, &s->stream, o->device));
         CARRY_TRY(carry_ctx_set_stream(s->ctx, o->device, s->stream));
     }
     char beside[CARRY_FILE_PATH];

@@ -2,6 +2,7 @@
 #include "attention/kernels.cuh"
 #include "attention/backward.cuh"
 #include "delta/cuda/chunk/chunk.h"
+#include "delta/cuda/plain/ring_job.h"
 #include "device/cuda.h"
 #include "engine/chain_ops.h"
 #include "engine/decode_ops.h"
@@ -26,11 +27,30 @@ carry_status carry_cuda_tile_product(carry_ctx *, int, carry_stream *, const car
     return CARRY_EUNSUPPORTED;
 }
 
+carry_status carry_cuda_stream_new_share(carry_ctx *ctx, carry_stream **, int, int, bool) {
+    return carry_fail(ctx, CARRY_EUNSUPPORTED, "an emulated GPU has no multiprocessors that can be divided");
+}
+
+void *carry_cuda_share_of(carry_stream *) {
+    return NULL;
+}
+
+void carry_cuda_share_end(void *) {
+}
+
 carry_status carry_cuda_blaslt(carry_ctx *, const carry_device_product *, bool *done) {
     *done = false;
     return CARRY_OK;
 }
 
+}
+
+bool carry_delta_ring_copies_apply(const carry_delta_ring_job *, int) {
+    return false;
+}
+
+cudaError_t carry_delta_ring_copies_launch(const carry_delta_ring_job *, int, cudaStream_t) {
+    return cudaErrorNotSupported;
 }
 
 /* Measuring would measure the CPU. These are invented rates, in the proportions of a GPU. */
@@ -138,7 +158,8 @@ static size_t no_bytes(const carry_delta_job *, int) {
     return 0;
 }
 
-const carry_delta_chunk_kernels carry_delta_chunk_bf16 = {.works = never, .bytes = no_bytes, .back_bytes = no_bytes},
+const carry_delta_chunk_kernels carry_delta_chunk_bf16 = {.works = never, .bytes = no_bytes, .back_bytes = no_bytes,
+                                                          .kept_bytes = no_bytes},
                                 carry_delta_chunk_f16 = carry_delta_chunk_bf16;
 
 extern "C" {

@@ -8,7 +8,7 @@ file(GLOB_RECURSE cuda_files RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS src/
      src/delta/*.cu src/attention/*.cu src/device/*.cuh src/ops/*.cuh src/scan/*.cuh src/delta/*.cuh src/attention/*.cuh)
 include(cmake/instances.cmake)
 carry_make_instances(bodies instances)
-list(FILTER cuda_files EXCLUDE REGEX "hopper|ops/cuda/blaslt|device/(cuda_activity|gpu)\\.cu$|comm/cuda/sums_system")
+list(FILTER cuda_files EXCLUDE REGEX "hopper|ops/cuda/blaslt|device/(cuda_activity|cuda_share|gpu)\\.cu$|comm/cuda/sums_system")
 list(FILTER cuda_files EXCLUDE REGEX "delta/cuda/chunk/.*\\.cuh$|delta/cuda/chunk/(split|forward|keys|backward|gradients|scan)\\.cu$")
 list(FILTER instances EXCLUDE REGEX "hopper|delta/cuda/chunk/")
 foreach(file ${cuda_files} ${instances})

@@ -60,6 +60,7 @@ def launches(text):
 
 # The first words of an instruction, and the call: {o} are the outputs, {i} the inputs.
 ASSEMBLY = [
+    (r"$", "(void)0"),
     (r"cp\.async\.cg\.shared\.global", "emulate::copy_16({i})"),
     (r"cp\.async\.(commit_group|wait_group|wait_all)", "(void)0"),
     (r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans", "emulate::load_blocks({o}, {i}, true)"),

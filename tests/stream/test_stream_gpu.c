@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "carry/device.h"
+#include "device/share.h"
 #include "model/dit/dit.h"
 #include "stream/generator.h"
 
@@ -58,6 +59,7 @@ static carry_envelope envelope(fixture *f, int k, int64_t *steps, int count) {
 static bool has_long_text;
 /* One of two ranks has 32 columns each of q, k and v: multiples of 16, so that the three are one product on GPUs. */
 static bool has_one_product;
+static int decoding; /* multiprocessors that the generator leaves to decoding */
 
 /* narrow: weights are stored only in 16 bits, and initialized on the device. */
 static carry_status run_on(carry_ctx *ctx, carry_comm *mesh, int device, carry_dtype dtype, bool narrow, bool no_graphs,
@@ -74,7 +76,8 @@ static carry_status run_on(carry_ctx *ctx, carry_comm *mesh, int device, carry_d
                                              .sink = 1,
                                              .shift = 3.0,
                                              .dtype = dtype,
-                                             .no_graphs = no_graphs};
+                                             .no_graphs = no_graphs,
+                                             .multiprocessors = decoding};
     if (has_long_text) {
         config.dim = 128;
         config.num_heads = 1;
@@ -169,6 +172,25 @@ static void test_replayed_graphs_give_the_same_bits(void **state) {
     for (int device = 1; device < carry_device_count(); device++) {
         run(ctx, device, CARRY_BF16, true, false, there);
         run(ctx, device, CARRY_BF16, true, true, again);
+        assert_memory_equal(there, again, sizeof there);
+    }
+    carry_ctx_free(ctx);
+}
+
+static void test_a_generator_on_a_part_of_the_device_gives_the_same_bits(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int device = 1; device < carry_device_count(); device++) {
+        carry_stream *part;
+        if (carry_stream_new_share(ctx, &part, device, 16, false) != CARRY_OK) {
+            (void)printf("skipped: %s\n", carry_ctx_error(ctx));
+            continue;
+        }
+        carry_stream_free(ctx, device, part);
+        run(ctx, device, CARRY_BF16, true, false, there);
+        decoding = 16;
+        run(ctx, device, CARRY_BF16, true, false, again);
+        decoding = 0;
         assert_memory_equal(there, again, sizeof there);
     }
     carry_ctx_free(ctx);
@@ -311,6 +333,7 @@ int main(void) {
         cmocka_unit_test(test_streams_equal_the_cpu),
         cmocka_unit_test(test_streams_of_a_short_prompt_in_a_long_text_equal_the_cpu),
         cmocka_unit_test(test_replayed_graphs_give_the_same_bits),
+        cmocka_unit_test(test_a_generator_on_a_part_of_the_device_gives_the_same_bits),
         cmocka_unit_test(test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives),
         cmocka_unit_test(test_a_mesh_whose_queries_keys_and_values_are_one_product_equals_the_cpu),
         cmocka_unit_test(test_stream_batches_equal_the_cpu_and_their_graphs),

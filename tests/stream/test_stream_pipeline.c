@@ -347,6 +347,10 @@ static void test_bad_options_are_refused_with_what_would_do(void **state) {
     assert_true(carry_pipeline_check(ctx, &o, &config, 1) != CARRY_OK);
     o.context = 6; /* no room for the chunk beside it */
     assert_true(carry_pipeline_check(ctx, &o, &config, 1) != CARRY_OK);
+    o = small_stream();
+    o.with_stage = true;
+    o.multiprocessors = 16; /* a CPU cannot be divided */
+    assert_int_equal(carry_pipeline_check(ctx, &o, &config, 4), CARRY_EARGUMENT);
     carry_ctx_free(ctx);
 }
 

@@ -31,6 +31,10 @@ static inline __half __float2half(float value) {
 static inline float2 __half22float2(__half2 value) {
     return float2{__half2float(value.x), __half2float(value.y)};
 }
+static inline __half2 __hmax2(__half2 a, __half2 b) {
+    return __half2{__half2float(a.x) > __half2float(b.x) ? a.x : b.x,
+                   __half2float(a.y) > __half2float(b.y) ? a.y : b.y};
+}
 static inline __half2 __floats2half2_rn(float x, float y) {
     return __half2{__float2half_rn(x), __float2half_rn(y)};
 }
