@@ -35,7 +35,8 @@
 extern "C" {
 #endif
 
-#define CARRY_MAX_DELTA_DIM 256 /* the largest K and V */
+#define CARRY_MAX_DELTA_DIM 256   /* the largest K */
+#define CARRY_MAX_DELTA_VALUE 512 /* the largest V */
 
 typedef enum carry_delta_gate {
     CARRY_DELTA_NO_GATE,   /* DeltaNet: g is absent */
@@ -79,10 +80,10 @@ CARRY_API const char *carry_delta_plan_about(const carry_delta_plan *plan); /* o
 CARRY_API const char *carry_delta_plan_algorithm(const carry_delta_plan *plan);
 
 /* Bytes of workspace for a call; and bytes of `kept`, which the forward pass fills for the backward pass (the state at
-   the start of every chunk, and the corrected values). The caller owns `kept` and preserves it between the two. On the
-   CPU, results have the same bits with and without it. On a GPU backward needs at most 1.5 times the bytes of q, k, v
-   and d_o, or 32 MB, by working in rounds; where one head alone needs more, carry_delta_plan_about states by how much.
- */
+   the start of every chunk, and the corrected values; by chunk64 on a GPU the prepared chunks, unless backward works in
+   rounds). The caller owns `kept` and preserves it between the two. On the CPU and by chunk64, results have the same
+   bits with and without it. On a GPU backward needs at most 1.5 times the bytes of q, k, v and d_o, or 32 MB, by
+   working in rounds; where one head alone needs more, carry_delta_plan_about states by how much. */
 CARRY_API size_t carry_delta_forward_workspace(const carry_delta_plan *plan);
 CARRY_API size_t carry_delta_backward_workspace(const carry_delta_plan *plan);
 CARRY_API size_t carry_delta_kept_bytes(const carry_delta_plan *plan);
@@ -146,11 +147,11 @@ CARRY_API carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, 
 /* Steps that write the state only once in `length` steps. The most recent tokens are kept in a ring of `length` (1 to
    CARRY_MAX_DELTA_RING) tokens; the token that fills the ring adds all of them to the state. Results equal those of
    carry_delta_step except for rounding. carry_delta_ring_length returns the length that the plan recommends; 0 means
-   that carry_delta_step is faster, or that rings are not supported (transposed states; on a GPU, V not a multiple of
-   4). A ring is carry_delta_ring_bytes of memory on the plan's device, aligned to 16 bytes; an empty ring is all zero
+   that carry_delta_step is faster, or that rings are not supported (transposed states; V > 256; on a GPU, V % 4 >
+   0). A ring is carry_delta_ring_bytes of memory on the plan's device, aligned to 16 bytes; an empty ring is all zero
    bytes. State and ring together hold the state of the sequences: copy both for a snapshot. carry_delta_ring_flush adds
    all tokens of the ring to the state, before a snapshot of the state alone or before other calls. */
-#define CARRY_MAX_DELTA_RING 8
+#define CARRY_MAX_DELTA_RING 16
 typedef struct carry_delta_ring_memory {
     void *data;
     int64_t length; /* tokens */
@@ -162,6 +163,10 @@ CARRY_API carry_status carry_delta_step_ring(carry_delta_plan *plan, carry_tenso
                                              carry_delta_ring_memory ring, const carry_delta_forward_args *inputs,
                                              void *workspace, size_t workspace_bytes);
 CARRY_API carry_status carry_delta_ring_flush(carry_delta_plan *plan, carry_tensor state, carry_delta_ring_memory ring);
+
+/* The first carry_delta_ring_count_bytes of a ring count its tokens. Copying them back drops the tokens of all
+   sequences since the copy was made, as long as no ring was filled or flushed in between. */
+CARRY_API size_t carry_delta_ring_count_bytes(const carry_delta_plan *plan);
 
 /* The effect of a range of tokens on a state, S -> M S + L: M [B, HV, K, K] and L [B, HV, K, V], f32, packed. For use
    across ranks: neighbouring ranges combine like the steps of a dense scan. Packed sequences are not supported; o and

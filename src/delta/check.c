@@ -21,7 +21,7 @@ carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem
     CARRY_TRY(check_size(ctx, "heads", p->heads, MAX_SIZE));
     CARRY_TRY(check_size(ctx, "value_heads", p->value_heads, MAX_SIZE));
     CARRY_TRY(check_size(ctx, "K (q's and k's last size)", p->key, CARRY_MAX_DELTA_DIM));
-    CARRY_TRY(check_size(ctx, "V (v's last size)", p->value, CARRY_MAX_DELTA_DIM));
+    CARRY_TRY(check_size(ctx, "V (v's last size)", p->value, CARRY_MAX_DELTA_VALUE));
     if (p->value_heads % p->heads != 0) {
         return carry_fail(ctx, CARRY_ESHAPE,
                           "q has %" PRId64 " heads and v has %" PRId64 ": v's heads must be a multiple of q's",
@@ -31,9 +31,9 @@ carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem
         return carry_fail(ctx, CARRY_EARGUMENT, "packed sequences (%" PRId64 ") need a batch of 1, not %" PRId64,
                           p->sequences, p->batch);
     }
-    const int64_t sizes[] = {p->batch, p->tokens, p->value_heads, CARRY_MAX_DELTA_DIM, 64};
+    const int64_t sizes[] = {p->batch, p->tokens, p->value_heads, CARRY_MAX_DELTA_VALUE, 64};
     const int64_t states[] = {p->sequences > 0 ? p->sequences : p->batch, p->value_heads, CARRY_MAX_DELTA_DIM,
-                              CARRY_MAX_DELTA_DIM, 64};
+                              CARRY_MAX_DELTA_VALUE, 64};
     size_t bytes;
     if (!carry_size_product(&bytes, sizes, 5, 4) || !carry_size_product(&bytes, states, 5, 4)) {
         return carry_fail(ctx, CARRY_ESIZE,

@@ -89,7 +89,7 @@ carry_status carry_delta_reference(carry_ctx *ctx, double *o, double *final_stat
     }
     double q[CARRY_MAX_DELTA_DIM];
     double k[CARRY_MAX_DELTA_DIM];
-    double v[CARRY_MAX_DELTA_DIM];
+    double v[CARRY_MAX_DELTA_VALUE];
     double decay[CARRY_MAX_DELTA_DIM];
     double scale = p->scale != 0.0f ? (double)p->scale : 1.0 / sqrt((double)p->key);
     int64_t sequences = p->sequences > 0 ? p->sequences : p->batch;

@@ -2,7 +2,8 @@
    holds waiting tokens with decays d[j]; w[j] is the product of the decays after j, including this token's, and w
    the product of all:
 
-       seen = (w S)^T k + sum_j (w[j] k[j] . k) u[j];   u = beta (v - seen);   o = scale (the same with q + (k.q) u)
+       seen = (w S)^T k + sum_j (w[j] k[j] . k) u[j];   u = beta (v - seen)
+       out  = (w S)^T q + sum_j (w[j] k[j] . q) u[j];   o = scale (out + (k.q) u)
 
    Then k, u and the decay are appended to the ring or, if it is full, S <- w S + sum_j w[j] k[j] u[j]^T + k u^T. */
 #include "delta/ring.h"
@@ -47,14 +48,17 @@ static const char *no_ring(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     return p->tokens != 1 || p->sequences != 0  ? "a step takes one token for each of batch sequences"
            : p->state_transposed                ? "states are transposed"
+           : p->value > DIM                     ? "V is more than 256"
            : p->device != 0 && p->value % 4 > 0 ? "on a GPU V is a multiple of 4"
                                                 : NULL;
 }
 
-/* The length that minimises the bytes of a step with a ring of L: KV (1 + 1/L) for the state and (K + V) (L - 1) / 2
-   for the ring. The minimum is at sqrt(2 KV / (K + V)), which is 11 for K = V = 128. Rings pay only on GPUs, for states
-   that do not fit in a cache and K up to 128: elsewhere the plain step was measured to be faster
-   (docs/results/delta-cuda.md). */
+/* Returns the length that minimises the memory traffic of a step. With a ring of L tokens, a step reads and writes on
+   average KV (1 + 1/L) floats of the state and reads (K + V) (L - 1) / 2 of the ring. The minimum is at
+   sqrt(2 KV / (K + V)), which is 11 for K = V = 128. It is flat, and for heads of 128 the step that writes the state
+   takes twice as long as other steps, so K = V = 128 gets the longest ring; for other sizes lengths up to 8 were
+   measured. Rings pay only on GPUs, for states that do not fit in a cache and K up to 128: elsewhere the plain step was
+   measured to be faster (docs/results/delta-cuda.md). */
 int64_t carry_delta_ring_length(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     const double K = (double)p->key;
@@ -64,12 +68,19 @@ int64_t carry_delta_ring_length(const carry_delta_plan *plan) {
     if (no_ring(plan) != NULL || p->device == 0 || states < LARGE || p->key > 128) {
         return 0;
     }
-    return best > MOST ? MOST : best < 2.0 ? 1 : (int64_t)best;
+    if (p->key == 128 && p->value == 128) {
+        return MOST;
+    }
+    return best > 8.0 ? 8 : best < 2.0 ? 1 : (int64_t)best;
 }
 
 size_t carry_delta_ring_bytes(const carry_delta_plan *plan, int64_t length) {
     carry_delta_ring ring;
     return length >= 1 && length <= MOST ? carry_delta_ring_lay(plan, &ring, length, NULL) : 0;
+}
+
+size_t carry_delta_ring_count_bytes(const carry_delta_plan *plan) {
+    return (size_t)(plan->sequences * plan->problem.value_heads) * CARRY_DELTA_RING_COUNTS * sizeof(int32_t);
 }
 
 static carry_status open_ring(carry_delta_plan *plan, carry_delta_ring *made, const carry_tensor *state, void *ring,

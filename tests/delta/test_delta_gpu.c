@@ -8,7 +8,8 @@ static void every_method_equals_the_recurrence_for_every_shape(void **unused) {
     static const int64_t shapes[][6] = {{1, 1, 1, 1, 1, 1},      {1, 17, 1, 2, 3, 5},     {2, 33, 2, 2, 16, 16},
                                         {1, 65, 1, 1, 60, 100},  {3, 15, 1, 3, 33, 17},   {1, 129, 2, 4, 8, 1},
                                         {1, 200, 1, 1, 64, 64},  {1, 64, 1, 2, 1, 31},    {1, 20, 1, 1, 256, 256},
-                                        {2, 70, 2, 4, 128, 128}, {1, 63, 1, 2, 128, 256}, {1, 130, 1, 1, 129, 65}};
+                                        {2, 70, 2, 4, 128, 128}, {1, 63, 1, 2, 128, 256}, {1, 130, 1, 1, 129, 65},
+                                        {1, 20, 1, 1, 256, 512}, {1, 30, 1, 1, 40, 511}};
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         for (int gate = 0; gate < 3; gate++) {

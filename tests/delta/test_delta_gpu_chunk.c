@@ -282,8 +282,8 @@ static void keys_that_are_alike(void **unused) {
 static void other_sizes(void **unused) {
     (void)unused;
     static int64_t borders[] = {0, 0, 15, 100, 100, 165, 166, 430, 1000};
-    static const int64_t sizes[][2] = {{64, 64},   {64, 128}, {64, 256},  {128, 64},
-                                       {128, 256}, {256, 64}, {256, 128}, {256, 256}};
+    static const int64_t sizes[][2] = {{64, 64},   {64, 128},  {64, 256}, {128, 64},  {128, 256}, {256, 64},
+                                       {256, 128}, {256, 256}, {64, 512}, {128, 512}, {256, 512}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         carry_delta_problem p = {.batch = 1, .heads = 1, .value_heads = 2, .key = sizes[i][0], .value = sizes[i][1]};
         p.l2norm = true;
@@ -328,6 +328,10 @@ static void short_walk_of_256(void **unused) {
 static void short_walk_of_256_packed(void **unused) {
     (void)unused;
     short_walk(256, 256, true);
+}
+static void short_walk_of_512_packed(void **unused) {
+    (void)unused;
+    short_walk(256, 512, true);
 }
 static void short_walk_of_many_heads(void **unused) {
     (void)unused;
@@ -381,6 +385,7 @@ int main(void) {
         cmocka_unit_test(short_walk_of_64_packed),
         cmocka_unit_test(short_walk_of_256),
         cmocka_unit_test(short_walk_of_256_packed),
+        cmocka_unit_test(short_walk_of_512_packed),
         cmocka_unit_test(short_walk_of_many_heads),
         cmocka_unit_test(short_segments),
         cmocka_unit_test(workspace_is_bounded),

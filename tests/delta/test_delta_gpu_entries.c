@@ -117,11 +117,11 @@ static void a_range_is_its_pair(void **unused) {
    unchanged. */
 static void a_step_is_one_token(void **unused) {
     (void)unused;
-    static const int64_t shapes[][5] = {{3, 2, 4, 128, 128}, {2, 1, 1, 33, 31}, {2, 1, 3, 256, 60},
-                                        {5, 2, 2, 64, 64},   {1, 1, 2, 7, 4},   {2, 1, 1, 200, 256}};
+    static const int64_t shapes[][5] = {{3, 2, 4, 128, 128}, {2, 1, 1, 33, 31},   {2, 1, 3, 256, 60}, {5, 2, 2, 64, 64},
+                                        {1, 1, 2, 7, 4},     {2, 1, 1, 200, 256}, {2, 1, 2, 256, 512}};
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    for (size_t form = 0; form < 36; form++) {
-        const int64_t *s = shapes[form % 6];
+    for (size_t form = 0; form < 42; form++) {
+        const int64_t *s = shapes[form % 7];
         data d = make(ctx,
                       (carry_delta_problem){.batch = s[0],
                                             .tokens = 1,

@@ -19,8 +19,8 @@ static carry_delta_problem problem_of(int64_t tokens, int64_t heads, int64_t val
 /* One value head for each head, and two; x inside a page (V up to twice the keys) and beside it. */
 static void sizes_and_options(void **unused) {
     (void)unused;
-    static const int64_t sizes[][2] = {{128, 128}, {64, 64},  {16, 16}, {100, 200},
-                                       {128, 64},  {64, 256}, {33, 31}, {128, 256}};
+    static const int64_t sizes[][2] = {{128, 128}, {64, 64}, {16, 16},   {100, 200}, {128, 64},
+                                       {64, 256},  {33, 31}, {128, 256}, {64, 512}};
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         carry_delta_problem p = problem_of(i == 0 ? 200 : 70, 2, i % 2 == 0 ? 2 : 4, sizes[i][0], sizes[i][1]);

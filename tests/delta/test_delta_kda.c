@@ -10,6 +10,7 @@ static const carry_delta_problem problems[] = {
     {.batch = 1, .tokens = 131, .heads = 2, .value_heads = 4, .key = 33, .value = 17, .l2norm = true},
     {.batch = 1, .tokens = 150, .heads = 2, .value_heads = 2, .key = 16, .value = 20, .sequences = 5, .l2norm = true},
     {.batch = 1, .tokens = 70, .heads = 1, .value_heads = 1, .key = 128, .value = 64, .l2norm = true},
+    {.batch = 1, .tokens = 40, .heads = 1, .value_heads = 2, .key = 24, .value = 512, .l2norm = true},
 };
 
 static whole make_keys(carry_ctx *ctx, size_t i) {
@@ -79,6 +80,30 @@ static void gradients_equal_float64(void **unused) {
         }
         carry_ctx_free(ctx);
     }
+}
+
+/* One gate for each head, with the largest K and V. */
+static void the_largest_heads_equal_float64(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    const carry_delta_problem p = {.batch = 1,
+                                   .tokens = 35,
+                                   .heads = 1,
+                                   .value_heads = 1,
+                                   .key = CARRY_MAX_DELTA_DIM,
+                                   .value = CARRY_MAX_DELTA_VALUE,
+                                   .gate = CARRY_DELTA_HEAD_GATE,
+                                   .l2norm = true};
+    whole w = make_whole(ctx, p, NULL);
+    recurrence exact = recur_whole(&w, false);
+    for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
+        poison(&w);
+        run_method(ctx, &w, carry_delta_name(0, m), w.got, false, false);
+        expect_exact(&exact, &w, carry_delta_name(0, m), 0);
+    }
+    discard_recurrence(&exact);
+    discard_whole(&w);
+    carry_ctx_free(ctx);
 }
 
 /* L = <o, do> + <final, dfinal>, with carry_delta_reference in float64. */
@@ -159,6 +184,7 @@ static void ranks_equal_one(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_equal_float64),
+        cmocka_unit_test(the_largest_heads_equal_float64),
         cmocka_unit_test(gradients_equal_finite_differences),
         cmocka_unit_test(ranks_equal_one),
     };

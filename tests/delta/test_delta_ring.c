@@ -172,8 +172,34 @@ static void steps_equal_the_recurrence(void **unused) {
                                      .gate_inside = form / 6 == 1 && form % 2 == 1,
                                      .l2norm = true,
                                      .device = device};
-            const int64_t length = form % 4 == 0 ? 8 : form % 4 == 1 ? 1 : form % 4 == 2 ? 5 : 2;
+            static const int64_t lengths[] = {16, 1, 5, 2, 8, 13, 3};
+            const int64_t length = lengths[form % 7];
             decode d = open_decode(ctx, p, 2 * length + 3, length);
+            check_decode(&d);
+            close_decode(&d);
+        }
+    }
+    carry_ctx_free(ctx);
+}
+
+/* Heads of 128, for which Hopper GPUs have a kernel of their own, with more units than multiprocessors. */
+static void heads_of_128_equal_the_recurrence(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int device = 0; device < devices(); device++) {
+        for (int form = 0; form < 9; form++) {
+            static const int64_t lengths[] = {16, 7, 4};
+            carry_delta_problem p = {.batch = device > 0 ? 19 : 1,
+                                     .heads = 4,
+                                     .value_heads = device > 0 ? 16 : 4,
+                                     .key = 128,
+                                     .value = 128,
+                                     .dtype = (carry_dtype)(form % 3),
+                                     .gate = (carry_delta_gate)(form / 3),
+                                     .gate_inside = form == 4,
+                                     .l2norm = true,
+                                     .device = device};
+            decode d = open_decode(ctx, p, lengths[form % 3] + 6, lengths[form % 3]);
             check_decode(&d);
             close_decode(&d);
         }
@@ -192,8 +218,8 @@ static void a_copy_of_both_is_a_snapshot(void **unused) {
                                    (carry_delta_problem){.batch = 2,
                                                          .heads = 1,
                                                          .value_heads = 2,
-                                                         .key = 24,
-                                                         .value = 40,
+                                                         .key = taken % 2 == 0 ? 24 : 128,
+                                                         .value = taken % 2 == 0 ? 40 : 128,
                                                          .gate = CARRY_DELTA_HEAD_GATE,
                                                          .l2norm = true,
                                                          .device = device},
@@ -226,16 +252,65 @@ static void a_copy_of_both_is_a_snapshot(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Restores the counts of a ring: tokens since then have no effect. */
+static void tokens_since_a_copy_of_the_counts_are_dropped(void **unused) {
+    (void)unused;
+    enum { LENGTH = 8, TAKEN = 3, DRAFTS = 4, TOKENS = 12 };
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_delta_problem p = {.batch = 2,
+                             .heads = 1,
+                             .value_heads = 2,
+                             .key = 128,
+                             .value = 128,
+                             .gate = CARRY_DELTA_HEAD_GATE,
+                             .l2norm = true};
+    for (p.device = 0; p.device < devices(); p.device++) {
+        char *o[2];
+        size_t bytes = 0;
+        for (int drafts = 0; drafts < 2; drafts++) {
+            decode d = open_decode(ctx, p, TOKENS, LENGTH);
+            const size_t counts = carry_delta_ring_count_bytes(d.plan);
+            char *kept = malloc(counts);
+            bytes = bytes_of(&d.here[O]);
+            o[drafts] = malloc(bytes);
+            assert_true(kept != NULL && o[drafts] != NULL);
+            for (int64_t t = 0; t < TAKEN; t++) {
+                assert_ok(ctx, step(&d, t));
+            }
+            copy(&d, kept, 0, d.ring, p.device, counts);
+            for (int64_t t = TAKEN; t < TAKEN + DRAFTS && drafts > 0; t++) {
+                assert_ok(ctx, step(&d, t));
+            }
+            copy(&d, d.ring, p.device, kept, 0, counts);
+            for (int64_t t = TAKEN + DRAFTS; t < TOKENS; t++) {
+                assert_ok(ctx, step(&d, t));
+            }
+            for (int64_t t = TAKEN; t < TAKEN + DRAFTS; t++) { /* outputs of the drafts are written in both runs */
+                copy(&d, kept, 0, d.ring, p.device, counts);
+                assert_ok(ctx, step(&d, t));
+                copy(&d, d.ring, p.device, kept, 0, counts);
+            }
+            copy(&d, o[drafts], 0, d.there[O].data, p.device, bytes);
+            free(kept);
+            close_decode(&d);
+        }
+        assert_memory_equal(o[0], o[1], bytes);
+        free(o[0]);
+        free(o[1]);
+    }
+    carry_ctx_free(ctx);
+}
+
 static void what_it_does_not_take_is_refused(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_delta_problem p = {.batch = 1, .heads = 1, .value_heads = 1, .key = 128, .value = 128};
-    decode d = open_decode(ctx, p, 1, 8);
+    decode d = open_decode(ctx, p, 1, 16);
     assert_int_equal(carry_delta_ring_length(d.plan), 0); /* a plain step is faster on the CPU */
-    d.length = 9;
-    assert_refused(ctx, CARRY_EARGUMENT, "a ring of 9 tokens: it takes 1 to 8", step(&d, 0));
-    assert_int_equal(carry_delta_ring_bytes(d.plan, 9), 0);
-    d.length = 8;
+    d.length = 17;
+    assert_refused(ctx, CARRY_EARGUMENT, "a ring of 17 tokens: it takes 1 to 16", step(&d, 0));
+    assert_int_equal(carry_delta_ring_bytes(d.plan, 17), 0);
+    d.length = 16;
     void *ring = d.ring;
     d.ring = (char *)ring + 4;
     assert_refused(ctx, CARRY_EALIGN, "not a multiple of 16", step(&d, 0));
@@ -260,7 +335,9 @@ static void what_it_does_not_take_is_refused(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_equal_the_recurrence),
+        cmocka_unit_test(heads_of_128_equal_the_recurrence),
         cmocka_unit_test(a_copy_of_both_is_a_snapshot),
+        cmocka_unit_test(tokens_since_a_copy_of_the_counts_are_dropped),
         cmocka_unit_test(what_it_does_not_take_is_refused),
     };
     return cmocka_run_group_tests_name("delta/ring", tests, NULL, NULL);

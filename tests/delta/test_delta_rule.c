@@ -146,10 +146,11 @@ static void check_methods(carry_ctx *ctx, data *d) {
 
 static void every_method_equals_the_recurrence_for_every_shape(void **unused) {
     (void)unused;
-    static const int64_t shapes[][6] = {{1, 1, 1, 1, 1, 1},     {1, 17, 1, 2, 3, 5},   {2, 33, 2, 2, 16, 16},
-                                        {1, 65, 1, 1, 60, 100}, {3, 15, 1, 3, 33, 17}, {1, 129, 2, 4, 8, 1},
-                                        {1, 200, 1, 1, 64, 64}, {1, 64, 1, 2, 1, 31},  {1, 20, 1, 1, 256, 256},
-                                        {1, 70, 4, 8, 20, 24},  {1, 40, 8, 8, 16, 80}}; /* heads in turns */
+    static const int64_t shapes[][6] = {{1, 1, 1, 1, 1, 1},      {1, 17, 1, 2, 3, 5},   {2, 33, 2, 2, 16, 16},
+                                        {1, 65, 1, 1, 60, 100},  {3, 15, 1, 3, 33, 17}, {1, 129, 2, 4, 8, 1},
+                                        {1, 200, 1, 1, 64, 64},  {1, 64, 1, 2, 1, 31},  {1, 20, 1, 1, 256, 256},
+                                        {1, 70, 4, 8, 20, 24},   {1, 40, 8, 8, 16, 80}, /* heads in turns */
+                                        {1, 20, 1, 2, 256, 512}, {1, 35, 1, 1, 7, 511}};
     for (int threads = 1; threads <= 3; threads++) {
         carry_ctx *ctx = support_ctx(threads, NULL, NULL);
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
@@ -486,6 +487,10 @@ static void bad_input_is_refused_by_name(void **unused) {
     carry_delta_problem p = good;
     p.key = 257;
     assert_refused(ctx, CARRY_ESIZE, "K (q's and k's last size) is 257", carry_delta_plan_new(ctx, &plan, &p, NULL));
+    p.key = 256;
+    p.value = 513;
+    assert_refused(ctx, CARRY_ESIZE, "V (v's last size) is 513 and must be 1 to 512",
+                   carry_delta_plan_new(ctx, &plan, &p, NULL));
     p = good;
     p.value_heads = 3;
     assert_refused(ctx, CARRY_ESHAPE, "q has 2 heads and v has 3: v's heads must be a multiple of q's",

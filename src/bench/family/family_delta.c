@@ -1,7 +1,7 @@
 /* The gated delta rule as problems: delta:bf16:b1:t32768:h16:hv32:k128:v128.
 
-   delta_set.h describes the inputs. Words: backward, step (with ring=: delta_ring.h), nogate (DeltaNet), keygate
-   (KDA), initial (a state). Problems with p ranks belong to family_delta_ranks.c. */
+   delta_set.h describes the inputs. Options: backward; step, also with ring=N (delta_ring.h); nogate (DeltaNet);
+   keygate (KDA); initial (with an initial state). Problems with p ranks belong to family_delta_ranks.c. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ typedef struct instance {
 
 static const char takes[] =
     "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, gates=mixed or zero, given (q and k "
-    "have norms of about 1 and are not normalised), initial (a state), backward, step, ring=1 to 8 (with step), "
+    "have norms of about 1 and are not normalised), initial (a state), backward, step, ring=1 to 16 (with step), "
     "algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
     "hv, k, v, nogate, keygate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
 

@@ -1,6 +1,6 @@
-/* The backward pass. It runs prepare again, then a walk that stores the state entering every chunk, a walk from the
-   last chunk to the first that stores the gradients of the states, and last the gradients of each chunk. It uses
-   nothing that the forward pass kept. rounds.cuh describes how the pass is split into rounds. */
+/* The backward pass. It runs prepare again unless the forward pass kept its tiles. Then two walks run at once: one
+   stores the state that enters every chunk, the other, from the last chunk to the first, the gradients of the states.
+   Last, the gradients of each chunk are computed. rounds.cuh describes how the pass is split into rounds. */
 #include "delta/cuda/chunk/gradient_args.cuh"
 #include "delta/cuda/chunk/rounds.cuh"
 
@@ -83,7 +83,7 @@ carry_status describe_back(carry_ctx *ctx, const carry_delta_back_job *b, const 
     a.s = last.in.s = way.s;
     last.in.s.key_bands =
         a.s.key_bands > 2 ? 2 : a.s.key_bands; /* in one launch of `gradients`; prepare handles all keys at once */
-    a.tiles = memory;
+    a.tiles = last.in.tiles = tiles_of(job);
     a.state_transposed = job->transposed;
     a.initial_state = job->initial;
     a.states = memory + l.states;
@@ -114,7 +114,9 @@ carry_status run(carry_ctx *ctx, const carry_delta_back_job *b, const back_way &
     scan_launch both = {};
     gradient_args last = {};
     CARRY_TRY(describe_back(ctx, b, way, encode, both, last, ordinal));
-    CARRY_TRY(prepare_again(ctx, b, both, last, units, ordinal, stream));
+    if (both.first.tiles == (const char *)b->job.workspace) {
+        CARRY_TRY(prepare_again(ctx, b, both, last, units, ordinal, stream));
+    }
     if (way.s.segments > 1) {
         CARRY_TRY(make_pairs<true>(ctx, &b->job, both, ordinal, stream));
     }
@@ -181,6 +183,13 @@ static size_t back_bytes(const carry_delta_job *job, int units) {
     return round_bytes(job, units, rounds_of(job, units));
 }
 
+/* A round of some heads or sequences numbers its tiles from 0, so only a pass in one round can use kept tiles. */
+static size_t kept_bytes(const carry_delta_job *job, int units) {
+    const back_rounds rounds = rounds_of(job, units);
+    const bool once = rounds.heads == 1 && rounds.batches == 1 && rounds.slots == 0;
+    return once ? (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES : 0;
+}
+
 static carry_status run_backward(carry_ctx *ctx, const carry_delta_back_job *b, int ordinal, cudaStream_t stream) {
     int units = 0;
     carry_map_encoder encode = NULL;
@@ -230,6 +239,7 @@ const carry_delta_chunk_kernels DELTA_CHUNK_KERNELS = {
     .works = works,
     .bytes = forward_bytes,
     .back_bytes = back_bytes,
+    .kept_bytes = kept_bytes,
     .forward = run_forward,
     .keys_apply = keys_apply,
     .keys_bytes = keys_bytes,

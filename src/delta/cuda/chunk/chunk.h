@@ -1,19 +1,19 @@
-/* The method "chunk64" on Hopper GPUs: chunks of 64 tokens, bf16 or f16, K and V of 64, 128 or 256. Its kernels are for
-   K = 128 and 64 or 128 values: for K = 64 the copy engine fills the other half with zeros, and V = 256 is walked as
-   two value heads that share the prepared tiles. K = 256 has its own walks, which use twice the registers for a state;
-   its gradients are computed in two launches of 128 keys each.
+/* The method "chunk64" on Hopper GPUs: chunks of 64 tokens, bf16 or f16, K of 64, 128 or 256, V of 64, 128, 256 or 512.
+   Its kernels are for K = 128 and 64 or 128 values: for K = 64 TMA fills the other half with zeros; V = 256
+   and 512 are walked as two and four value heads that share the prepared tiles. K = 256 has its own walks, which use
+   twice the registers for a state; its gradients are computed in two launches of 128 keys each.
 
    The forward pass has two kernels. prepare computes the part of every chunk and value head that does not depend on the
    state: the inverse triangle, the masked and gated scores times it, and the decays. scan walks the chunks of a
-   sequence with the state in registers. The host only launches them. Only *.cu files include this header. */
+   sequence with the state in registers. The host only launches them. This header needs CUDA's headers. */
 #ifndef CARRY_DELTA_CHUNK_H
 #define CARRY_DELTA_CHUNK_H
 
 #include "delta/cuda/cuda.h"
 
 /* The kernels for one type of q, k and v. Calls are enqueued on the stream; the job is not read afterwards.
-   CARRY_EUNSUPPORTED names a tensor that the copy engine cannot read: starts and strides of q, k, v and o must be
-   multiples of 16 bytes, and heads of 256 values must be contiguous.
+   CARRY_EUNSUPPORTED names a tensor that TMA cannot read: starts and strides of q, k, v, o and their gradients must be
+   multiples of 16 bytes, and heads of 256 or 512 values must follow one another without gaps.
 
    pair and rest are one pass in two calls, for a state that another rank sends. Both calls take the same workspace
    and the same job, except for its states. pair computes the map S -> M S + L of the tokens: M is [sequences, value
@@ -26,6 +26,10 @@ typedef struct carry_delta_chunk_kernels {
     /* Bytes of job->workspace, aligned to 128. units: multiprocessors of the GPU. */
     size_t (*bytes)(const carry_delta_job *job, int units);
     size_t (*back_bytes)(const carry_delta_job *job, int units);
+    /* Bytes of the prepared tiles, which the forward pass stores in job->kept for the backward pass; 0 if the backward
+       pass runs in rounds of heads or sequences and prepares each round. Both passes may also be given no kept
+       memory. */
+    size_t (*kept_bytes)(const carry_delta_job *job, int units);
     carry_status (*forward)(carry_ctx *ctx, const carry_delta_job *job, int ordinal, cudaStream_t stream);
     /* The forward pass with gates by key channel, for K = 128 and V of 64, 128 or 256. If job->kept is not NULL, the
        states that enter chunks are stored there. keys_apply returns true if the job's tensors have the alignment that

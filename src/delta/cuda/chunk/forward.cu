@@ -48,8 +48,8 @@ carry_status check_values(carry_ctx *ctx, const char *name, const carry_delta_ar
     CARRY_TRY(check_view(ctx, name, view, ordinal));
     if (shift_of(job) > 0 && job->value_heads > 1 && view->head != job->value) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "CUDA device %d: heads of %s are %lld elements apart, where 256 are accepted", ordinal, name,
-                          (long long)view->head);
+                          "CUDA device %d: heads of %s are %lld elements apart, where %d are accepted", ordinal, name,
+                          (long long)view->head, job->value);
     }
     return CARRY_OK;
 }
@@ -154,7 +154,7 @@ carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const pr
 }
 
 /* The kernels are empty in code for architectures other than sm_90a, and a build may have no code for sm_90a. An empty
-   kernel is recognised by its missing barriers. */
+   kernel has no barriers and so no static shared memory. */
 bool works(int ordinal) {
     int major = 0, minor = 0;
     cudaFuncAttributes attributes;
@@ -175,8 +175,8 @@ static size_t ready_bytes(const carry_delta_job *job) {
 }
 
 /* The number of multiprocessors on which the scan runs while prepare runs on the others; 0 if they run one after the
-   other. In microseconds, measured on an H200: prepare takes 1.8 for a chunk of a value head on one multiprocessor, the
-   scan 1.2 for a chunk. */
+   other. On one multiprocessor of an H200, prepare takes 1.8 microseconds for a chunk of a value head, and the scan
+   takes 1.2. */
 static int scan_units(const carry_delta_job *job, int units) {
     int64_t lanes = part_size(job) / 64 * job->sequences * walked_heads(job);
     double chunks = (double)((job->tokens + C - 1) / C), tiles = (double)slots_of(job) * (double)job->value_heads;
@@ -209,7 +209,7 @@ static carry_status describe_job(carry_ctx *ctx, const carry_delta_job *job, sca
     CARRY_TRY(map_values(ctx, encode, &a.o, "o", &job->o, job, 1, ordinal));
     a.s = shape_of(job);
     a.out = parts_of(&job->o, job);
-    a.tiles = (const char *)job->workspace;
+    a.tiles = tiles_of(job);
     a.pairs = (float *)((char *)job->workspace + pairs_at(job));
     a.initial_state = job->initial;
     a.final_state = job->final_state;
@@ -224,6 +224,7 @@ carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal
     scan_launch l = {};
     CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
     prepare_args first = prepare_args_of(job, &l.first.q, &l.first.k);
+    first.tiles = tiles_of(job);
     int taken = scan_units(job, units);
     if (taken > 0) { /* the scan waits for single tiles, prepare for nothing */
         first.ready = (uint32_t *)l.first.pairs;

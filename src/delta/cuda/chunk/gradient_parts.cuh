@@ -17,11 +17,12 @@ struct gradient_numbers {
     float row_p[C], row_m[C], column[8][C];                   /* sums of dP P and M D kk by row; by column and warp */
     float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: dv . V', y_value: Y . v where beta is tiny */
     float inner[4];                                           /* S . dS, by warp */
-    float held[2][C]; /* results of the first half of a head's values: for gates, for beta */
+    float held[2][C]; /* results of the first parts of a head's values: for gates, for beta */
 };
 
-/* full: a copy has arrived. empty: its buffer has been read. The buffers are (q, k), (dO, Y, numbers), and V', S and
-   dS. */
+/* Barriers of the buffers in shared memory. full: the copy into a buffer has arrived; empty: the buffer has been read
+   and may be overwritten. qk: the two buffers of q and k; row: the two of dO, Y and the numbers of a tile (device.cuh);
+   full[] and empty[]: the single buffers of V', S and dS, indexed by enum single. */
 struct gradient_barriers {
     uint64_t qk_full[2], qk_empty[2], row_full[2], row_empty[2], full[3], empty[3];
 };
@@ -44,8 +45,8 @@ static __device__ __forceinline__ void store_number(const carry_delta_array &vie
     }
 }
 
-/* x = a b^T. The summed dimension has 128 elements: both tiles have two bands of 64, and each of their rows lies
-   along it. */
+/* x = a b^T. The summed dimension has 128 elements: both tiles have rows of 128 elements along it, in two bands of
+   64. */
 static __device__ __forceinline__ void rows_product(float (&x)[32], uint32_t a, uint32_t b) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -102,8 +103,8 @@ static __device__ __forceinline__ void add_rows(float (&sum)[64], const float (&
 }
 
 /* Applies decays and factors to one of the two squares: x is dP (queries: below and on the diagonal) or M (below the
-   diagonal), `products` is q k or k k. The result is packed twice, as a left operand and for storing as a tile. Also
-   sums its products by row and column. */
+   diagonal; gradients.cuh). The result is packed twice, as a left operand and for storing as a tile. Also multiplies x,
+   element by element, by decays and `products` (q k^T or k k^T), and sums that by row and by column. */
 static __device__ __forceinline__ void weigh_square(bool queries, float scale, const float *n, gradient_numbers &sums,
                                                     const float (&x)[32], const float (&products)[32],
                                                     uint32_t (&operand)[16], uint32_t (&packed)[16], int warp,
@@ -195,24 +196,25 @@ static __device__ __forceinline__ void inner_product(gradient_numbers &sums, con
     }
 }
 
-/* Adds the results of the two halves of a value head of 256. True once both have been added. */
-static __device__ __forceinline__ bool add_parts(float (*held)[C], float (&dg)[2], float (&dbeta)[2], bool last,
-                                                 int lane) {
+/* Adds the results of the parts of a value head of 256 or 512, part after part. True after the last. */
+static __device__ __forceinline__ bool add_parts(float (*held)[C], float (&dg)[2], float (&dbeta)[2], int part,
+                                                 int last, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int t = 2 * lane + i;
-        if (last) {
+        if (part > 0) {
             dg[i] += held[0][t];
             dbeta[i] += held[1][t];
-        } else {
+        }
+        if (part < last) {
             held[0][t] = dg[i];
             held[1][t] = dbeta[i];
         }
     }
-    return last;
+    return part == last;
 }
 
-/* The same as add_parts for the two halves of 256 keys. */
+/* Adds the results of the two halves of 256 keys. True once both have been added. */
 static __device__ __forceinline__ bool add_halves(const gradient_args &a, int64_t tile, float (&dg)[2],
                                                   float (&dbeta)[2], int lane) {
     float2 *of_g = (float2 *)(a.numbers + tile * 2 * C) + lane, *of_beta = of_g + C / 2;
@@ -268,8 +270,8 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
     }
     float after = sum - (x[0] + x[1]);
     float dg[2] = {sum, after + x[1]};
-    int head = value_head >> a.in.s.shift;
-    if (a.in.s.shift > 0 && !add_parts(held, dg, dbeta, value_head % 2 == 1, lane)) {
+    int head = value_head >> a.in.s.shift, last = (1 << a.in.s.shift) - 1;
+    if (last > 0 && !add_parts(held, dg, dbeta, value_head & last, last, lane)) {
         return;
     }
     if (a.turns > 1 && !add_halves(a, tile_of(a.in.s, slot, value_head), dg, dbeta, lane)) {
@@ -312,8 +314,8 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
     }
 }
 
-/* For K = 256: stores the dot products of a thread's two rows over the first 128 keys, or adds them to those over the
-   second. Returns true once the sums cover all keys. */
+/* For K = 256: stores the dot products of a thread's two rows over the first 128 keys. In the second launch, adds them
+   to those over the other 128 keys and stores the sums. Returns true once the sums cover all keys. */
 static __device__ __forceinline__ bool add_dots(const gradient_args &a, float *dots, float (&dot)[2], int row,
                                                 int lane) {
     if (a.last_turn()) {

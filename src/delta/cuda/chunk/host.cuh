@@ -1,4 +1,4 @@
-/* Host functions around the kernels of chunk/. Tensor maps describe the layout of q, k and v to the copy engine. */
+/* Host functions around the kernels of chunk/. Tensor maps describe the layout of tensors to TMA. */
 #ifndef CARRY_DELTA_CHUNK_HOST_CUH
 #define CARRY_DELTA_CHUNK_HOST_CUH
 
@@ -21,7 +21,7 @@ carry_status check_values(carry_ctx *ctx, const char *name, const carry_delta_ar
 
 /* A value head of more than D values is walked as 1 << shift heads. The same holds for v, o and their gradients. */
 static inline int shift_of(const carry_delta_job *job) {
-    return job->value > D ? 1 : 0;
+    return job->value > 2 * D ? 2 : job->value > D ? 1 : 0;
 }
 static inline int64_t walked_heads(const carry_delta_job *job) {
     return job->value_heads << shift_of(job);
@@ -33,6 +33,10 @@ static inline carry_delta_array parts_of(const carry_delta_array *of, const carr
     carry_delta_array view = *of;
     view.head = shift_of(job) > 0 ? D : view.head;
     return view;
+}
+/* The prepared tiles: at the start of the workspace, or in the kept memory. A pass in two calls keeps none. */
+static inline char *tiles_of(const carry_delta_job *job) {
+    return (char *)(job->kept != NULL && job->split == 0 ? (void *)job->kept : job->workspace);
 }
 shape shape_of(const carry_delta_job *job); /* in one segment */
 /* Returns the number of segments of a sequence that is fastest on `units` multiprocessors. In the backward pass, two
@@ -55,8 +59,8 @@ carry_status run_keys(carry_ctx *ctx, const carry_delta_job *job, int ordinal, c
 carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const prepare_args &a, int units, int ordinal,
                             cudaStream_t stream);
 
-/* Defined in scan.cu for each of the kernels in scan_parts.cuh. `lanes`, `second_lanes`: sequences (or segments) times
-   value heads for each kind. */
+/* Defined in scan.cu for each of the kernels in scan_parts.cuh. `lanes` and `second_lanes`: the number of sequences (or
+   segments) times value heads that the first and the second kind of the kernel walk. */
 template <typename Kernel>
 carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t second_lanes, int ordinal,
                          cudaStream_t stream);
@@ -84,8 +88,9 @@ static carry_status enter_segments(carry_ctx *ctx, const carry_delta_job *job, s
                                    const arrived_states &arrived, int ordinal, cudaStream_t stream) {
     const shape &s = l.first.s;
     l.first.parts = l.second.parts = BOTH ? 3 : 2;
-    fix_up<<<dim3((unsigned)s.bands * 4, (unsigned)(job->sequences * s.value_heads), BOTH ? 2 : 1), 128, 0, stream>>>(
-        l.first.pairs, l.first.parts, s.segments, s.value_heads, 64 * s.key_bands, arrived);
+    dim3 blocks((unsigned)s.bands * (64 / FIX_ROWS), (unsigned)(job->sequences * s.value_heads), BOTH ? 2 : 1);
+    fix_up<<<blocks, FIX_THREADS, 0, stream>>>(l.first.pairs, l.first.parts, s.segments, s.value_heads,
+                                               64 * s.key_bands, arrived);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
 }
@@ -112,8 +117,8 @@ static carry_status join_pairs(carry_ctx *ctx, const carry_delta_job *job, scan_
     return CARRY_OK;
 }
 
-/* Runs the scan with blocks of 64 values if K is 256 or there are too few heads and sequences to fill the GPU, else
-   with blocks of 128. */
+/* Runs the scan with blocks of 128 values if K is at most 128, V is at least 128, sequences are not divided into
+   segments, and there are enough heads and sequences to fill the GPU; else with blocks of 64. */
 template <scan_kind KIND, scan_kind SECOND>
 static carry_status run_scan(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l, int units, int ordinal,
                              cudaStream_t stream) {

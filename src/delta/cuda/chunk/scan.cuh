@@ -1,21 +1,21 @@
 /* scan: the chunks of one sequence, one after the other.
 
-   A working warpgroup holds the transposed state [64 values x 128 keys] in registers, where it is both an
-   accumulator and, rounded, the left operand of products. With the chunk's tokens as columns, it computes in this
-   order
+   A working warpgroup holds the transposed state S [64 values x 128 keys] in registers, where it is both an
+   accumulator and, rounded, the left operand of products. In the formulas below, Q and K are normalised and have tokens
+   as rows; X, V, V', R, Y and dO have values as rows; left = e^(G[C]-G). It computes in this order
 
-       X = S K^T;   R = beta (V - fade X);   V' = R T^T;   S = end S + (left V') K
+       X = S K^T;   R = beta (V - e^G X);   V' = R T^T;   S = e^G[C] S + (left V') K
 
-   and puts the rounded state and R into shared memory. From them another warpgroup computes O = fade Q S^T + W R at
-   the same time, with tokens as rows, and stores it. One thread starts the copies of tiles, STAGES ahead. Each of
-   the GROUPS working warpgroups has 64 values of one value head.
+   and puts the rounded state and R into shared memory. From them another warpgroup at the same time computes the
+   outputs with tokens as rows, scale e^G Q S^T + W R^T, and stores them. One thread starts the copies of tiles, STAGES
+   ahead. Each of the GROUPS working warpgroups has 64 values of one value head.
 
    For the backward pass the same kernel has two more kinds. KEEP stores the state that enters every chunk and V'
    instead of making outputs. BACK walks the chunks from the last to the first with the state's gradient dS:
 
-       Y = (left (dS K^T)) T + dO W;   dS = end dS + (fade dO) Q - (fade Y) K
+       Y = (left (dS K^T)) T + dO W;   dS = e^G[C] dS + (scale e^G dO) Q - (beta e^G Y) K
 
-   and stores the dS that leaves every chunk, and beta Y, which is the gradient of v, where it belongs.
+   and stores the dS of the state that leaves every chunk, and beta Y, which is the gradient of v.
 
    If there are too few heads and sequences to fill the GPU, the segments of a sequence are walked at once. PAIR
    computes for each segment its map S -> M S + L: L is the final state from a zero initial state (in the first
@@ -174,47 +174,109 @@ struct arrived_states {
     int state_heads, values;
 };
 
+/* A thread of fix_up has one key, and a quarter of the keys of M that are summed over. */
+constexpr int FIX_PARTS = 4, FIX_THREADS = FIX_PARTS * D, FIX_KEYS = D / FIX_PARTS, FIX_ROWS = 16;
+
+/* A thread's elements of L and, with `map`, of M of a segment, loaded before they are needed. M[key][c] is stored at
+   [c][key]. */
+struct fix_operands {
+    float M[FIX_KEYS], L[FIX_ROWS / FIX_PARTS];
+
+    __device__ __forceinline__ void load(const float *pair, int row, int key, int part, bool backward, bool map) {
+        const float *from = pair + PART_M * D * D;
+        const float *own = pair + (backward ? PART_C : PART_L) * D * D + (row + FIX_ROWS / FIX_PARTS * part) * D + key;
+#pragma unroll
+        for (int r = 0; r < FIX_ROWS / FIX_PARTS; r++) {
+            L[r] = own[r * D];
+        }
+        if (!map) {
+            return;
+        }
+        if (backward) {
+            const float4 *columns = (const float4 *)(from + key * D + FIX_KEYS * part);
+#pragma unroll
+            for (int c = 0; c < FIX_KEYS / 4; c++) {
+                float4 x = columns[c];
+                M[4 * c] = x.x;
+                M[4 * c + 1] = x.y;
+                M[4 * c + 2] = x.z;
+                M[4 * c + 3] = x.w;
+            }
+        } else {
+#pragma unroll
+            for (int c = 0; c < FIX_KEYS; c++) {
+                M[c] = from[(FIX_KEYS * part + c) * D + key];
+            }
+        }
+    }
+};
+
 /* Computes the state that enters every segment and stores it over the L of the segment before: S' = M S + L, segment
-   after segment. Blocks with z = 1 compute dS' = M^T dS + c from the last segment on. Each block has 16 rows of values,
-   and each thread one key. */
-static __global__ void __launch_bounds__(128)
+   after segment. Blocks with z = 1 compute dS' = M^T dS + c from the last segment on. Each block has 16 rows of
+   values. */
+static __global__ void __launch_bounds__(FIX_THREADS)
     fix_up(float *pairs, int parts, int segments, int value_heads, int keys, arrived_states arrived) {
-    __shared__ float S[D][16 + 4]; /* [key][row] */
-    int head = (int)blockIdx.y % value_heads, sequence = (int)blockIdx.y / value_heads, key = (int)threadIdx.x;
-    int row = (int)blockIdx.x * 16;
-    bool backward = blockIdx.z == 1;
-    int by_key = backward ? D : 1, by_sum = backward ? 1 : D; /* M[key][c] is stored at [c][key] */
-    bool late = arrived.states != nullptr && arrived.backward == backward;
-    float sum[16];
+    constexpr int EACH = FIX_ROWS / FIX_PARTS; /* rows of a thread's results */
+    __shared__ float S[D][FIX_ROWS + 4];       /* [key][row] */
+    __shared__ float sums[FIX_PARTS][FIX_ROWS][D];
+    int head = (int)blockIdx.y % value_heads, sequence = (int)blockIdx.y / value_heads;
+    int key = (int)threadIdx.x % D, part = (int)threadIdx.x / D, row = (int)blockIdx.x * FIX_ROWS;
+    bool backward = blockIdx.z == 1, late = arrived.states != nullptr && arrived.backward == backward;
     if (late && key < keys) {
         const float *from =
             arrived.states + (((int64_t)sequence * arrived.state_heads + head) * keys + key) * arrived.values;
 #pragma unroll
-        for (int r = 0; r < 16; r++) {
+        for (int r = EACH * part; r < EACH * (part + 1); r++) {
             S[key][r] = from[row + r];
         }
     }
+    auto pair_of = [&](int i) {
+        int segment = backward ? segments - 1 - i : i;
+        return pairs + (((int64_t)(sequence * segments + segment) * value_heads + head) * parts) * D * D;
+    };
+    fix_operands now;
+    now.load(pair_of(0), row, key, part, backward, late);
     __syncthreads();
     for (int i = 0; i + 1 < segments; i++) {
-        int segment = backward ? segments - 1 - i : i;
-        float *pair = pairs + (((int64_t)(sequence * segments + segment) * value_heads + head) * parts) * D * D;
-        const float *M = pair + PART_M * D * D + key * by_key;
-        float *L = pair + (backward ? PART_C : PART_L) * D * D;
-#pragma unroll
-        for (int r = 0; r < 16; r++) {
-            sum[r] = L[(row + r) * D + key];
+        bool adds = i > 0 || late;
+        fix_operands next = now;
+        if (i + 2 < segments) {
+            next.load(pair_of(i + 1), row, key, part, backward, true);
         }
-        if (i > 0 || late) {
-            add_product(sum, M, by_sum, S, keys);
-        }
-        __syncthreads();
+        float sum[FIX_ROWS] = {};
+        if (adds && FIX_KEYS * part < keys) {
 #pragma unroll
-        for (int r = 0; r < 16; r++) {
-            S[key][r] = sum[r];
-            if (i > 0 || late) {
-                L[(row + r) * D + key] = sum[r];
+            for (int c = 0; c < FIX_KEYS; c++) {
+                const float4 *s = (const float4 *)S[FIX_KEYS * part + c];
+#pragma unroll
+                for (int r = 0; r < FIX_ROWS / 4; r++) {
+                    float4 x = s[r];
+                    sum[4 * r] += now.M[c] * x.x;
+                    sum[4 * r + 1] += now.M[c] * x.y;
+                    sum[4 * r + 2] += now.M[c] * x.z;
+                    sum[4 * r + 3] += now.M[c] * x.w;
+                }
             }
         }
+#pragma unroll
+        for (int r = 0; r < FIX_ROWS; r++) {
+            sums[part][r][key] = sum[r];
+        }
+        __syncthreads();
+        float *L = pair_of(i) + (backward ? PART_C : PART_L) * D * D + (row + EACH * part) * D + key;
+#pragma unroll
+        for (int r = 0; r < EACH; r++) {
+            float all = now.L[r];
+#pragma unroll
+            for (int other = 0; other < FIX_PARTS; other++) {
+                all += sums[other][EACH * part + r][key];
+            }
+            S[key][EACH * part + r] = all;
+            if (adds) {
+                L[r * D] = all;
+            }
+        }
+        now = next;
         __syncthreads();
     }
 }

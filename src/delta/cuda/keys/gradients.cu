@@ -9,27 +9,24 @@ namespace {
 
 template <int D> struct gradient_chunk {
     static constexpr int LD = D + 8, LG = D + 4;
-    /* Groups of threads; blocks of tokens for each group. */
-    static constexpr int GROUPS = WIDE / D, EACH = BLOCKS / GROUPS;
+    static constexpr int WIDE = gradient_products<D>::WIDE;
+    static_assert(WIDE / D == BLOCKS, "a thread has one channel of one block of tokens");
     gradient_products<D> p;
     gradient_memory<D> &m;
     const carry_delta_back_job &back;
     const carry_delta_job &job;
-    int c, group; /* the channel; the index of this thread's group, which selects its blocks of tokens */
+    int c, b; /* the thread's channel, and its block of tokens */
 
     __device__ int64_t place(const carry_delta_array &array, int i, int64_t head) const {
         return at_of(array, p.at.place.batch, p.at.place.start + p.at.first + i, head);
     }
-    __device__ bool is_there(int i) const {
-        return i < p.at.count && c < job.key;
-    }
-    __device__ void load_gates(float (&g)[BLOCK], int b) const {
+    __device__ void load_gates(float (&g)[BLOCK]) const {
         load_channel<BLOCK>(g, job.g, place(job.g, BLOCK * b, p.head) + c, c < job.key ? p.at.count - BLOCK * b : 0);
     }
     /* Cumulative sums of the gates, in base 2, from the first token of block b. */
-    __device__ void sum_gates(float (&G)[BLOCK], int b) const {
+    __device__ void sum_gates(float (&G)[BLOCK]) const {
         float sum = 0.0f;
-        load_gates(G, b);
+        load_gates(G);
 #pragma unroll
         for (int i = 0; i < BLOCK; i++) {
             sum += LOG2_E * (G[i] < ZERO_FROM ? ZERO_FROM : G[i]);
@@ -37,42 +34,49 @@ template <int D> struct gradient_chunk {
         }
     }
     __device__ void make_gates() {
-        for (int b = group * EACH; b < (group + 1) * EACH; b++) {
-            float G[BLOCK];
-            sum_gates(G, b);
+        float G[BLOCK];
+        sum_gates(G);
 #pragma unroll
-            for (int i = 0; i < BLOCK; i++) {
-                m.G[(BLOCK * b + i) * LG + c] = G[i];
-            }
-            m.whole[b][c] = G[BLOCK - 1];
+        for (int i = 0; i < BLOCK; i++) {
+            m.G[(BLOCK * b + i) * LG + c] = G[i];
+        }
+        m.whole[b][c] = G[BLOCK - 1];
+        __syncthreads();
+        float sum = 0.0f;
+#pragma unroll
+        for (int a = 0; a < BLOCKS; a++) {
+            sum += a >= b ? m.whole[a][c] : 0.0f;
+            m.span[b][a][c] = sum;
         }
     }
 
     __device__ void make_norms() {
-        const int row = (int)threadIdx.x / 4, quarter = (int)threadIdx.x % 4;
+        constexpr int THREADS_OF = WIDE / C; /* threads for each row */
+        const int row = (int)threadIdx.x / THREADS_OF, part = (int)threadIdx.x % THREADS_OF;
 #pragma unroll
         for (int which = 0; which < 2; which++) {
-            const uint16_t *from = (which == 0 ? m.two.q : m.two.k) + row * LD + quarter * (D / 4);
+            const uint16_t *from = (which == 0 ? m.two.q : m.two.k) + row * LD + part * (D / THREADS_OF);
             float sum = 0.0f;
-            for (int i = 0; i < D / 4; i += 2) {
+            for (int i = 0; i < D / THREADS_OF; i += 2) {
                 const unsigned two = *reinterpret_cast<const unsigned *>(from + i);
                 sum = fmaf(low_of(two), low_of(two), fmaf(high_of(two), high_of(two), sum));
             }
-            sum += __shfl_xor_sync(WARP, sum, 1);
-            sum += __shfl_xor_sync(WARP, sum, 2);
-            if (quarter == 0) {
+#pragma unroll
+            for (int far = 1; far < THREADS_OF; far *= 2) {
+                sum += __shfl_xor_sync(WARP, sum, far);
+            }
+            if (part == 0) {
                 (which == 0 ? m.q_norm : m.k_norm)[row] = job.l2norm ? 1.0f / sqrtf(sum + 1e-6f) : 1.0f;
             }
         }
     }
 
     /* Computes the operands of products between blocks of tokens. */
-    __device__ void fade(int b) {
-        float far[BLOCKS]; /* from the end of block b to the start of a later one */
-        far[0] = 0.0f;
+    __device__ void fade() {
+        float far[BLOCKS]; /* from the end of the block to the start of a later one */
 #pragma unroll
         for (int a = 1; a < BLOCKS; a++) {
-            far[a] = a > b + 1 ? far[a - 1] + m.whole[a - 1][c] : 0.0f;
+            far[a] = a > b + 1 ? m.span[b + 1][a - 1][c] : 0.0f;
         }
         float all_G[BLOCK], all_k[BLOCK], all_q[BLOCK]; /* loaded first, since the stores below would delay the loads */
 #pragma unroll
@@ -85,13 +89,13 @@ template <int D> struct gradient_chunk {
 #pragma unroll
         for (int row = 0; row < BLOCK; row++) {
             const int i = BLOCK * b + row;
-            const float G = all_G[row], on = exp2f(G), after = m.whole[b][c] - G, k = all_k[row], q = all_q[row];
+            const float G = all_G[row], on = power_of_two(G), after = m.whole[b][c] - G, k = all_k[row], q = all_q[row];
             m.two.k[i * LD + c] = to_16(k * on);
             m.two.q[i * LD + c] = to_16(q * on);
 #pragma unroll
             for (int a = 1; a < BLOCKS; a++) {
                 if (a > b) {
-                    m.two.earlier[(earlier_of(a) + i) * LD + c] = to_16(k * exp2f(after + far[a]));
+                    m.two.earlier[(earlier_of(a) + i) * LD + c] = to_16(k * power_of_two(after + far[a]));
                 }
             }
         }
@@ -105,15 +109,13 @@ template <int D> struct gradient_chunk {
         __syncthreads();
         make_norms();
         __syncthreads();
-        for (int b = group * EACH; b < (group + 1) * EACH; b++) {
-            fade(b);
-        }
+        fade();
         __syncthreads();
     }
 
     /* load_block loads the bits of a channel of q or k, to_values converts them and multiplies by norms. They are
        separate so that the loads of several blocks are in flight before the first conversion. */
-    __device__ __forceinline__ void load_block(uint16_t (&x)[BLOCK], const carry_delta_array &from, int b) const {
+    __device__ __forceinline__ void load_block(uint16_t (&x)[BLOCK], const carry_delta_array &from) const {
         const auto *rows = static_cast<const uint16_t *>(from.data) + place(from, BLOCK * b, p.head / job.group) + c;
         const int count = c < job.key ? p.at.count - BLOCK * b : 0;
 #pragma unroll
@@ -129,17 +131,19 @@ template <int D> struct gradient_chunk {
         }
     }
 
-    /* Adds the pairs of tokens inside block b, in f32, and the terms that come from the state behind the chunk. The
-       latter affect the gates after their token. They are summed from the block's start on, separate from the term of
-       the last token, which no gate decays. */
-    __device__ void inside(int b) {
+    /* Adds the pairs of tokens inside the block to dq, dk and dG, in f32, and the terms from the gradient of the state
+       after the chunk (dkl) to dk. The gates after a token decay what it adds to that state, so its term belongs to dg
+       of all later tokens and is not added to dG, whose terms belong to dg of the token and all earlier ones. Instead,
+       dkl of each token becomes the sum of the terms of earlier tokens of the block. The term of the chunk's last token
+       belongs to no dg. */
+    __device__ void inside() {
         float G[BLOCK], k[BLOCK], q[BLOCK], behind[BLOCK], on_G[BLOCK];
         float *dq = m.three.dq + BLOCK * b * LG + c, *dk = m.three.dk + BLOCK * b * LG + c;
         float *dG = m.G + BLOCK * b * LG + c, *dkl = m.dkl + BLOCK * b * LG + c;
         uint16_t of_k[BLOCK], of_q[BLOCK];
-        load_block(of_k, job.k, b);
-        load_block(of_q, job.q, b);
-        sum_gates(G, b);
+        load_block(of_k, job.k);
+        load_block(of_q, job.q);
+        sum_gates(G);
         to_values(k, of_k, m.k_norm + BLOCK * b);
         to_values(q, of_q, m.q_norm + BLOCK * b);
 #pragma unroll
@@ -148,7 +152,7 @@ template <int D> struct gradient_chunk {
             float on_q = 0.0f, on_k = 0.0f;
 #pragma unroll
             for (int j = 0; j < i; j++) {
-                const float fade = exp2f(G[i] - G[j]), faded = k[j] * fade;
+                const float fade = power_of_two(G[i] - G[j]), faded = k[j] * fade;
                 const float2 pair = pairs[j];
                 on_q = fmaf(pair.x, faded, on_q);
                 on_k = fmaf(pair.y, faded, on_k);
@@ -160,13 +164,11 @@ template <int D> struct gradient_chunk {
             dq[i * LG] += fmaf(own, k[i], on_q);
             dk[i * LG] += fmaf(own, q[i], on_k);
         }
-        float after = m.whole[b][c], ends = 0.0f, sum = 0.0f;
-        for (int a = b + 1; a < BLOCKS; a++) {
-            after += m.whole[a][c];
-        }
+        const float after = m.span[b][BLOCKS - 1][c];
+        float ends = 0.0f, sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < BLOCK; i++) {
-            const float left = exp2f(after - G[i]) * dkl[i * LG], end = k[i] * left;
+            const float left = power_of_two(after - G[i]) * dkl[i * LG], end = k[i] * left;
             const float all = dG[i * LG] + fmaf(-k[i], behind[i], on_G[i]);
             dk[i * LG] += behind[i] + left;
             dG[i * LG] = all;
@@ -178,10 +180,10 @@ template <int D> struct gradient_chunk {
         m.sums[2 * BLOCKS + b][c] = ends;
     }
 
-    /* dg of block b: the sum of dG over this and all later tokens, plus the terms from behind the chunk. */
-    __device__ void store_gates(int b) {
+    /* dg of the block: the sum of dG over this and all later tokens, plus the terms from behind the chunk. */
+    __device__ void store_gates() {
         float sum = 0.0f, ends = 0.0f;
-        for (int i = 0; i < GROUPS; i++) {
+        for (int i = 0; i < BLOCKS; i++) {
             sum += m.sums[BLOCKS + i][c];
         }
         for (int a = b + 1; a < BLOCKS; a++) {
@@ -191,16 +193,15 @@ template <int D> struct gradient_chunk {
             ends += m.sums[2 * BLOCKS + a][c];
         }
         float g[BLOCK];
-        load_gates(g, b);
+        load_gates(g);
 #pragma unroll
         for (int i = BLOCK - 1; i >= 0; i--) {
-            const int at = BLOCK * b + i;
-            sum += m.G[at * LG + c];
-            if (is_there(at)) {
-                carry_store_any(back.dg.data, back.dg.dtype, place(back.dg, at, p.head) + c,
-                                expf(g[i]) == 0.0f ? 0.0f : sum + (ends + m.dkl[at * LG + c]));
-            }
+            const int at = (BLOCK * b + i) * LG + c;
+            sum += m.G[at];
+            g[i] = expf(g[i]) == 0.0f ? 0.0f : sum + (ends + m.dkl[at]);
         }
+        store_channel<BLOCK>(back.dg, place(back.dg, BLOCK * b, p.head) + c, c < job.key ? p.at.count - BLOCK * b : 0,
+                             g);
     }
 
     /* Stores dq or dk, four tokens at a time for each warp: the final gradient, through the norm, or one value head's
@@ -262,17 +263,11 @@ template <int D> struct gradient_chunk {
         p.over_values();
         load_tokens();
         p.over_tokens();
-        float all = 0.0f;
-        for (int b = 0; b < BLOCKS; b++) {
-            all += m.whole[b][c];
-        }
-        for (int b = group * EACH; b < (group + 1) * EACH; b++) {
-            inside(b);
-        }
-        m.sums[BLOCKS + group][c] *= exp2f(all);
+        inside();
+        m.sums[BLOCKS + b][c] *= power_of_two(m.span[0][BLOCKS - 1][c]);
         __syncthreads();
-        for (int b = group * EACH; b < (group + 1) * EACH && back.dg.data != nullptr; b++) {
-            store_gates(b);
+        if (back.dg.data != nullptr) {
+            store_gates();
         }
         store_rows(back.dq, back.part_q, m.three.dq, job.q, m.q_norm);
         store_rows(back.dk, back.part_k, m.three.dk, job.k, m.k_norm);
@@ -280,7 +275,7 @@ template <int D> struct gradient_chunk {
 };
 
 template <int D>
-__global__ void __launch_bounds__(WIDE)
+__global__ void __launch_bounds__(gradient_products<D>::WIDE)
     delta_keys_gradients(const __grid_constant__ carry_delta_back_job back,
                          const __grid_constant__ carry_delta_keys_part part, int64_t items) {
     extern __shared__ float4 memory[];
@@ -303,8 +298,8 @@ __global__ void __launch_bounds__(WIDE)
 
 template <int D>
 cudaError_t launch(const carry_delta_back_job *back, const carry_delta_keys_part *part, cudaStream_t stream) {
-    return launch_items(delta_keys_gradients<D>, part->slots * part->heads, WIDE, (int)sizeof(gradient_memory<D>),
-                        stream, *back, *part);
+    return launch_items(delta_keys_gradients<D>, part->slots * part->heads, gradient_products<D>::WIDE,
+                        (int)sizeof(gradient_memory<D>), stream, *back, *part);
 }
 
 } // namespace

@@ -1,13 +1,11 @@
 /* The gradients of "keys64" (back.cuh): the layout of shared memory for a chunk of one value head, and the products on
-   tensor cores. There are eight warps; each has 16 tokens and half of the channels of K. */
+   tensor cores. A block has 4 D threads. Each warp has 16 tokens and 32 channels of K. */
 #ifndef CARRY_DELTA_KEYS_GRADIENTS_CUH
 #define CARRY_DELTA_KEYS_GRADIENTS_CUH
 
 #include "delta/cuda/keys/back.cuh"
 
 namespace DELTA_KEYS {
-
-constexpr int WIDE = 256; /* threads */
 
 /* Shared memory is used in three phases: products over columns of V, products between blocks of tokens, and sums by
    channel. */
@@ -34,13 +32,17 @@ template <int D> struct gradient_memory {
     alignas(16) float dkl[C * LG];                      /* then running sums of its terms in the gradients of gates */
     alignas(16) float2 diagonal[BLOCKS][BLOCK * BLOCK]; /* dP and dA for pairs inside one block, f32 */
     float whole[BLOCKS][D];                             /* the sum of a block's gates */
+    alignas(16) float span[BLOCKS][BLOCKS][D];          /* [a][b]: the sum of the gates of blocks a to b */
     float sums[3 * BLOCKS][D]; /* by block: sums of dG, of S dS', of the terms of dkl in the gradients of gates */
     float q_norm[C], k_norm[C];
 };
 
 template <int D> struct gradient_products {
     static constexpr int LD = D + 8, LG = D + 4;
-    static constexpr int N = D / 16; /* result tiles for half of the channels */
+    static constexpr int WIDE = 4 * D;                             /* threads */
+    static constexpr int PARTS = WIDE / 128, CHANNELS = D / PARTS; /* parts of the channels */
+    static constexpr int N = CHANNELS / 8;                         /* result tiles of a part */
+    static constexpr int PAIRS = BLOCKS / PARTS;                   /* blocks of tokens that a warp pairs its own with */
     const carry_delta_back_job &back;
     const carry_delta_keys_part &part;
     gradient_memory<D> &m;
@@ -51,14 +53,14 @@ template <int D> struct gradient_products {
     static __device__ __forceinline__ int block() { /* index of the warp's block of tokens */
         return warp_of() % 4;
     }
-    static __device__ __forceinline__ int half() {
+    static __device__ __forceinline__ int channels() { /* index of the warp's part of the channels */
         return warp_of() / 4;
     }
     static __device__ __forceinline__ int token(int r) {
         return BLOCK * block() + row_in(r);
     }
     static __device__ __forceinline__ int channel(int n) {
-        return D / 2 * half() + 8 * n + column_in();
+        return CHANNELS * channels() + 8 * n + column_in();
     }
 
     /* Loads a state, either as 16-bit rows of K or, in f32, as the forward pass kept it. */
@@ -69,8 +71,8 @@ template <int D> struct gradient_products {
         }
         const carry_delta_job &job = back.job;
         const float *from = job.kept + (slot * job.value_heads + head) * job.key * job.value + first;
-        /* Each thread has two keys and each warp 8 keys of 8 values, to avoid bank conflicts. All elements are loaded
-           before the first is stored. */
+        /* At a time, a thread loads two keys of one value and a warp 8 keys of 8 values, which avoids bank conflicts.
+           All elements are loaded before the first is stored. */
         constexpr int EACH = COLUMNS * D / 2 / WIDE;
         float low[EACH], high[EACH];
 #pragma unroll
@@ -110,8 +112,8 @@ template <int D> struct gradient_products {
         __syncthreads();
     }
 
-    /* Adds the products over 64 columns of V. Pairs are formed with the blocks of tokens half() and half() + 2. */
-    __device__ void add_columns(float (&dkl)[N][4], float (&z)[4][4], float (&w)[4][4]) {
+    /* Adds the products over 64 columns of V. Pairs are formed with every PARTS-th block of tokens. */
+    __device__ void add_columns(float (&dkl)[N][4], float (&z)[2 * PAIRS][4], float (&w)[2 * PAIRS][4]) {
 #pragma unroll
         for (int e = 0; e < COLUMNS / 16; e++) {
             unsigned of_grad[4], of_dv[4], of_x[4], b[4];
@@ -119,19 +121,19 @@ template <int D> struct gradient_products {
             load_left<LV>(of_dv, m.one.dv, BLOCK * block(), 16 * e);
             load_left<LV>(of_x, m.one.x, BLOCK * block(), 16 * e);
 #pragma unroll
-            for (int p = 0; p < 2; p++) {
-                if (half() + 2 * p <= block()) {
-                    load_right<LV>(b, m.one.x, 16 * e, BLOCK * (half() + 2 * p));
+            for (int p = 0; p < PAIRS; p++) {
+                if (channels() + PARTS * p <= block()) {
+                    load_right<LV>(b, m.one.x, 16 * e, BLOCK * (channels() + PARTS * p));
                     multiply_two(z[2 * p], z[2 * p + 1], of_grad, b);
                     multiply_two(w[2 * p], w[2 * p + 1], of_dv, b);
                 }
             }
 #pragma unroll
             for (int n = 0; n < N; n += 2) {
-                load_right_t<LD>(b, m.one.S, 16 * e, D / 2 * half() + 8 * n);
+                load_right_t<LD>(b, m.one.S, 16 * e, CHANNELS * channels() + 8 * n);
                 multiply_two(dqf[n], dqf[n + 1], of_grad, b);
                 multiply_two(dkf[n], dkf[n + 1], of_dv, b);
-                load_right_t<LD>(b, m.one.dS, 16 * e, D / 2 * half() + 8 * n);
+                load_right_t<LD>(b, m.one.dS, 16 * e, CHANNELS * channels() + 8 * n);
                 multiply_two(dkl[n], dkl[n + 1], of_x, b);
             }
         }
@@ -146,11 +148,11 @@ template <int D> struct gradient_products {
         return sum;
     }
 
-    __device__ void put_pairs(const float (&z)[4][4], const float (&w)[4][4]) {
+    __device__ void put_pairs(const float (&z)[2 * PAIRS][4], const float (&w)[2 * PAIRS][4]) {
         const float scale = back.job.scale;
 #pragma unroll
-        for (int p = 0; p < 2; p++) {
-            const int other = half() + 2 * p;
+        for (int p = 0; p < PAIRS; p++) {
+            const int other = channels() + PARTS * p;
 #pragma unroll
             for (int x = 0; x < 8; x += 2) {
                 const int n = 2 * p + x / 4, r = x % 4 / 2, i = row_in(r), j = x / 4 * 8 + column_in();
@@ -170,12 +172,12 @@ template <int D> struct gradient_products {
 
     /* Computes all sums over V. */
     __device__ void over_values() {
-        float dkl[N][4], z[4][4], w[4][4], through = 0.0f;
+        float dkl[N][4], z[2 * PAIRS][4], w[2 * PAIRS][4], through = 0.0f;
         clear<N>(dqf);
         clear<N>(dkf);
         clear<N>(dkl);
-        clear<4>(z);
-        clear<4>(w);
+        clear<2 * PAIRS>(z);
+        clear<2 * PAIRS>(w);
         for (int first = 0; first < back.job.value; first += COLUMNS) {
             load_columns(first);
             add_columns(dkl, z, w);
@@ -198,7 +200,7 @@ template <int D> struct gradient_products {
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             unsigned b[4];
-            load_right_t<LD>(b, tile, row, D / 2 * half() + 8 * n);
+            load_right_t<LD>(b, tile, row, CHANNELS * channels() + 8 * n);
             multiply_two(to[n], to[n + 1], a, b);
         }
     }
@@ -211,19 +213,17 @@ template <int D> struct gradient_products {
        their contribution to dG. */
     __device__ void with_earlier(float (&on_G)[N][4]) {
         const int row = earlier_of(block());
-        float before[N][2];
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            before[n][0] = before[n][1] = 0.0f;
-            for (int b = 0; b < block(); b++) {
-                before[n][0] += m.whole[b][channel(n)];
-                before[n][1] += m.whole[b][channel(n) + 1];
+            float2 start = make_float2(1.0f, 1.0f);
+            if (block() > 0) {
+                const float2 before = *reinterpret_cast<const float2 *>(&m.span[0][block() - 1][channel(n)]);
+                start = make_float2(power_of_two(before.x), power_of_two(before.y));
             }
 #pragma unroll
             for (int x = 0; x < 4; x++) {
-                const float start = exp2f(before[n][x % 2]);
-                dqf[n][x] *= start * back.job.scale;
-                dkf[n][x] *= -start;
+                dqf[n][x] *= (x % 2 == 0 ? start.x : start.y) * back.job.scale;
+                dkf[n][x] *= -(x % 2 == 0 ? start.x : start.y);
             }
         }
         for (int p = 0; p < block(); p++) {
@@ -240,7 +240,7 @@ template <int D> struct gradient_products {
             const float2 G = *reinterpret_cast<const float2 *>(m.G + token(r) * LG + c);
             on_G[n][2 * r] = fmaf(q.x, dqf[n][2 * r], k.x * dkf[n][2 * r]);
             on_G[n][2 * r + 1] = fmaf(q.y, dqf[n][2 * r + 1], k.y * dkf[n][2 * r + 1]);
-            const float fade[2] = {exp2f(G.x), exp2f(G.y)};
+            const float fade[2] = {power_of_two(G.x), power_of_two(G.y)};
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 dqf[n][2 * r + e] *= fade[e];
@@ -261,19 +261,15 @@ template <int D> struct gradient_products {
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const int c = channel(n);
-            float2 between = make_float2(0.0f, 0.0f);
-            for (int i = block(); i < b; i++) {
-                between.x += m.whole[i][c];
-                between.y += m.whole[i][c + 1];
-            }
+            const float2 between = *reinterpret_cast<const float2 *>(&m.span[block()][b - 1][c]);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const float2 G = *reinterpret_cast<const float2 *>(m.G + token(r) * LG + c);
                 const float2 k = pair_of(m.two.earlier, earlier_of(b) + token(r), c);
                 on_G[n][2 * r] = fmaf(-k.x, sum[n][2 * r], on_G[n][2 * r]);
                 on_G[n][2 * r + 1] = fmaf(-k.y, sum[n][2 * r + 1], on_G[n][2 * r + 1]);
-                dkf[n][2 * r] = fmaf(exp2f(between.x - G.x), sum[n][2 * r], dkf[n][2 * r]);
-                dkf[n][2 * r + 1] = fmaf(exp2f(between.y - G.y), sum[n][2 * r + 1], dkf[n][2 * r + 1]);
+                dkf[n][2 * r] = fmaf(power_of_two(between.x - G.x), sum[n][2 * r], dkf[n][2 * r]);
+                dkf[n][2 * r + 1] = fmaf(power_of_two(between.y - G.y), sum[n][2 * r + 1], dkf[n][2 * r + 1]);
             }
         }
     }

@@ -1,5 +1,6 @@
 /* The method "keys64": a gate for every key channel (KDA), chunks of 64 tokens on tensor cores by mma.sync, bf16 or
-   f16, K up to 128. This file is shared by its kernels; those of the backward pass also share back.cuh.
+   f16, K of 16 to 128, V of 16 or more. This file is shared by its kernels; those of the backward pass also share
+   back.cuh.
 
    G is the sum of a channel's gates from the chunk's start:
 
@@ -7,8 +8,8 @@
 
    So the decays cannot be applied before or after one product. Tokens are handled in blocks of 16. G0 is G at the
    start of a block. For token i of the block and token j of an earlier one, e^(G[i]-G[j]) = e^(G[i]-G0) e^(G0-G[j]),
-   and both factors are at most 1. Inside a block every pair of tokens is summed in f32. Gates are summed from G0 up
-   to i, or from j up to G0, so large sums are subtracted only inside a block.
+   and both factors are at most 1. Inside a block every pair of tokens is summed in f32. Exponents are sums of the gates
+   from the block's start to i and from j to the block's start; only sums inside a block are subtracted from each other.
 
    prepare computes a page for every chunk and value head: k and q times e^G, k times e^(G[C]-G), A, P and its
    rounding error, and the inverses of diagonal blocks. walk goes through the pages of a sequence as tiles64 does,
@@ -70,6 +71,13 @@ template <int D> struct back_page {
     float end[D], beta[C];
 };
 
+/* 2^x, with 0 for results below the smallest normal number. */
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Loads gates of one channel for N tokens from `start` on, with zeros from `count` on. All loads are issued before the
    first value is used: a branch on the type inside the loop would wait for each load. */
 template <int N>
@@ -90,6 +98,25 @@ __device__ __forceinline__ void load_channel(float (&g)[N], const carry_delta_ar
         for (int i = 0; i < N; i++) {
             g[i] = value_of(from, __float_as_uint(g[i]));
         }
+    }
+}
+
+/* Stores one channel of `count` of N tokens from `start` on. */
+template <int N>
+__device__ __forceinline__ void store_channel(const carry_delta_array &to, int64_t start, int count,
+                                              const float (&x)[N]) {
+    if (to.dtype == CARRY_F32) {
+        float *at = static_cast<float *>(to.data) + start;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (i < count) {
+                at[i * to.token] = x[i];
+            }
+        }
+        return;
+    }
+    for (int i = 0; i < N && i < count; i++) {
+        carry_store_any(to.data, to.dtype, start + i * to.token, x[i]);
     }
 }
 

@@ -27,7 +27,8 @@ __device__ __forceinline__ void multiply_pair(float &kk, float &qk, const prepar
         const unsigned ki = *reinterpret_cast<const unsigned *>(m.k + i * LD + c);
         const unsigned kj = *reinterpret_cast<const unsigned *>(m.k + j * LD + c);
         const unsigned qi = *reinterpret_cast<const unsigned *>(m.q + i * LD + c);
-        const float low = low_of(kj) * exp2f(later.x - before.x), high = high_of(kj) * exp2f(later.y - before.y);
+        const float low = low_of(kj) * power_of_two(later.x - before.x),
+                    high = high_of(kj) * power_of_two(later.y - before.y);
         kk = fmaf(low_of(ki), low, fmaf(high_of(ki), high, kk));
         qk = fmaf(low_of(qi), low, fmaf(high_of(qi), high, qk));
     }
@@ -121,7 +122,7 @@ template <int D, typename PAGE> struct prepare_chunk {
             float after = 0.0f; /* sum of the gates after token i, to its block's end */
 #pragma unroll
             for (int i = BLOCK * b + BLOCK - 1; i >= BLOCK * b; i--) {
-                const float inside = m.G[i * LG + c], fade = exp2f(inside), to_start = exp2f(before);
+                const float inside = m.G[i * LG + c], fade = power_of_two(inside), to_start = power_of_two(before);
                 const float k = low_of(m.k[i * LD + c]) * m.k_norm[i], q = low_of(m.q[i * LD + c]) * m.q_norm[i];
                 m.k[i * LD + c] = to_16(k * fade);
                 m.q[i * LD + c] = to_16(q * fade);
@@ -132,17 +133,17 @@ template <int D, typename PAGE> struct prepare_chunk {
 #pragma unroll
                 for (int a = 1; a < BLOCKS; a++) { /* to the start of block a */
                     if (a > b) {
-                        m.earlier[(row + i) * LD + c] = to_16(k * exp2f(far));
+                        m.earlier[(row + i) * LD + c] = to_16(k * power_of_two(far));
                         far += whole[a];
                     }
                     row += BLOCK * a;
                 }
-                to.left_k[i * D + c] = to_16(k * exp2f(far));
+                to.left_k[i * D + c] = to_16(k * power_of_two(far));
                 after += g[i];
             }
             before += whole[b];
         }
-        to.end[c] = exp2f(before);
+        to.end[c] = power_of_two(before);
     }
 
     /* Computes the products of a warp's 16 tokens with the blocks before them. */

@@ -1,5 +1,6 @@
-/* Runs between the backward walk of "keys64" and its gradients (back.cuh). For every chunk it computes x again from the
-   state that entered, then dv and dbeta from y. A warp has 16 columns of V for all tokens, as in the walks. */
+/* Runs between the backward walk of "keys64" and its gradients (back.cuh). For every chunk it computes the corrected
+   values x again from the state that entered, then dv and dbeta from the y of the backward walk. A warp has 16 columns
+   of V for all tokens, as in the walks. */
 #include "delta/cuda/keys/back.cuh"
 
 using namespace DELTA_KEYS;
@@ -34,20 +35,39 @@ template <int D> struct value_chunk {
         }
     }
 
-    /* Loads a warp's columns of the state as left operands. */
+    /* Loads a warp's columns of the state as left operands. States in f32 are loaded half by half, and all elements of
+       a half before the first is used. */
+    static __device__ __forceinline__ int value_at(int i) {
+        return 16 * warp_of() + row_in(i % 2);
+    }
+    static __device__ __forceinline__ int key_at(int i) {
+        return i / 4 * 16 + i % 4 / 2 * 8 + column_in();
+    }
     __device__ void load_state(unsigned (&a)[D / 16][4], int first) const {
         const carry_delta_job &job = back.job;
-        const float *kept = job.kept + (slot * job.value_heads + head) * job.key * job.value;
+        if (part.states != nullptr) {
+            const uint16_t *states = part.states + (page * part.columns + first) * D;
 #pragma unroll
-        for (int i = 0; i < D / 4; i++) {
-            const int v = first + 16 * warp_of() + row_in(i % 2), k = i / 4 * 16 + i % 4 / 2 * 8 + column_in();
-            if (part.states != nullptr) {
-                a[i / 4][i % 4] = *reinterpret_cast<const unsigned *>(part.states + (page * part.columns + v) * D + k);
-            } else {
-                const bool there = v < job.value;
-                const float low = there && k < job.key ? kept[(int64_t)k * job.value + v] : 0.0f;
-                const float high = there && k + 1 < job.key ? kept[(int64_t)(k + 1) * job.value + v] : 0.0f;
-                a[i / 4][i % 4] = pack(low, high);
+            for (int i = 0; i < D / 4; i++) {
+                a[i / 4][i % 4] = *reinterpret_cast<const unsigned *>(states + value_at(i) * D + key_at(i));
+            }
+            return;
+        }
+        const float *kept = job.kept + (slot * job.value_heads + head) * job.key * job.value + first;
+        constexpr int HALF = D / 8;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float low[HALF], high[HALF];
+#pragma unroll
+            for (int i = 0; i < HALF; i++) {
+                const int v = value_at(i), k = key_at(half * HALF + i);
+                const bool there = first + v < job.value;
+                low[i] = there && k < job.key ? kept[k * job.value + v] : 0.0f;
+                high[i] = there && k + 1 < job.key ? kept[(k + 1) * job.value + v] : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < HALF; i++) {
+                a[(half * HALF + i) / 4][i % 4] = pack(low[i], high[i]);
             }
         }
     }

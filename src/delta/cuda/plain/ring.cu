@@ -1,33 +1,38 @@
 /* Steps with a ring on a GPU (step.cuh; the formulas are in ring.c): only the step that fills the ring writes the
    state. Keys in the ring are shared by the blocks of columns of a head: the first block writes them, to a slot that no
-   block of the same launch reads. */
+   block of the same launch reads. Heads of 128 have a kernel of their own on Hopper GPUs (ring_hopper.cuh). */
+#include "delta/cuda/plain/ring_job.h"
 #include "delta/cuda/plain/step.cuh"
 
 extern "C" {
 #include "core/context.h"
 #include "core/span.h"
-#include "delta/ring.h"
 }
 #include "device/cuda.h"
 
 namespace {
 
-constexpr int MOST = CARRY_MAX_DELTA_RING;
-static_assert(MOST <= WARPS, "a warp weighs a token");
+constexpr int MOST = CARRY_MAX_DELTA_RING, SOME = 8; /* SOME: tokens that are loaded at once */
+static_assert(MOST % SOME == 0, "tokens are loaded in groups");
 
+/* The keys of the ring follow it in memory, `length` rows of KEYS floats. */
 template <int FOURS> struct ring_memory {
     static constexpr int KEYS = ROWS * THREADS / FOURS;
-    static constexpr int BLOCKS = FOURS == 8 ? 2 : 3; /* blocks on a multiprocessor */
+    static constexpr int BLOCKS = FOURS == 8 ? 2 : 3; /* most blocks on a multiprocessor */
     float4 state[2][ROWS][THREADS];
-    float k[KEYS], q[KEYS], base[KEYS], keys[MOST][KEYS];
+    float k[KEYS], q[KEYS], base[KEYS];
     float on_k[MOST], on_q[MOST];
     float4 seen[WARPS][FOURS], out[WARPS][FOURS];
+
+    __device__ __forceinline__ float *keys(int j) {
+        return reinterpret_cast<float *>(this + 1) + j * KEYS;
+    }
+    static int bytes(int64_t length) {
+        return (int)(sizeof(ring_memory) + (size_t)length * KEYS * sizeof(float));
+    }
 };
 
-struct ring_job {
-    carry_delta_job job;
-    carry_delta_ring ring;
-};
+using ring_job = carry_delta_ring_job;
 
 template <int FOURS> struct piece : step_piece<FOURS> {
     int waiting; /* tokens in the ring */
@@ -58,20 +63,25 @@ __device__ __forceinline__ float weigh(const ring_job &r, ring_memory<FOURS> &s,
     const int64_t unit = now.unit(job);
     const float *k = r.ring.k + unit * r.ring.length * job.key + c;
     const float *d = r.ring.decay + unit * r.ring.length * r.ring.decays + (job.by_key ? c : 0);
-    float keys[MOST], decays[MOST];
-#pragma unroll
-    for (int j = 0; j < MOST; j++) {
-        keys[j] = j < now.waiting ? k[j * job.key] : 0.0f;
-        decays[j] = j < now.waiting ? d[j * r.ring.decays] : 1.0f;
-    }
     s.k[c] = value_of(job.k, now.k);
     s.q[c] = value_of(job.q, now.q);
     const float decay = now.decay(job);
     float base = decay;
 #pragma unroll
-    for (int j = MOST - 1; j >= 0; j--) {
-        s.keys[j][c] = base * keys[j];
-        base *= decays[j];
+    for (int first = MOST - SOME; first >= 0; first -= SOME) {
+        float keys[SOME], decays[SOME];
+#pragma unroll
+        for (int j = 0; j < SOME; j++) {
+            keys[j] = first + j < now.waiting ? k[(first + j) * job.key] : 0.0f;
+            decays[j] = first + j < now.waiting ? d[(first + j) * r.ring.decays] : 1.0f;
+        }
+#pragma unroll
+        for (int j = SOME - 1; j >= 0; j--) {
+            if (first + j < now.waiting) {
+                s.keys(first + j)[c] = base * keys[j];
+                base *= decays[j];
+            }
+        }
     }
     s.base[c] = base;
     return decay;
@@ -79,8 +89,8 @@ __device__ __forceinline__ float weigh(const ring_job &r, ring_memory<FOURS> &s,
 
 /* Adds the tokens of the ring and this one to the state. */
 template <int FOURS>
-__device__ __forceinline__ void write_state(const ring_job &r, const ring_memory<FOURS> &s, const piece<FOURS> &now,
-                                            float4 u, float k_norm, int side) {
+__device__ __forceinline__ void write_state(const ring_job &r, ring_memory<FOURS> &s, const piece<FOURS> &now, float4 u,
+                                            float k_norm, int side) {
     const carry_delta_job &job = r.job;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
@@ -89,10 +99,30 @@ __device__ __forceinline__ void write_state(const ring_job &r, const ring_memory
             float4 S = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             fma_four(S, s.state[side][i][threadIdx.x], s.base[row]);
             for (int j = 0; j < now.waiting; j++) {
-                fma_four(S, *now.u(r, j), s.keys[j][row]);
+                fma_four(S, *now.u(r, j), s.keys(j)[row]);
             }
             fma_four(S, u, s.k[row] * k_norm);
             *reinterpret_cast<float4 *>(job.final_state + now.offset(job) + row * job.value) = S;
+        }
+    }
+}
+
+/* Multiplies the tokens of the ring by k and q, a token for each warp at a time. */
+template <int FOURS>
+__device__ __forceinline__ void multiply_ring(const ring_job &r, ring_memory<FOURS> &s, int waiting, float k_norm,
+                                              float q_norm) {
+    const int lane = (int)threadIdx.x % 32;
+    for (int j = (int)threadIdx.x / 32; j < waiting; j += WARPS) {
+        float on_k = 0.0f, on_q = 0.0f;
+        for (int i = lane; i < r.job.key; i += 32) {
+            on_k = fmaf(s.keys(j)[i], s.k[i], on_k);
+            on_q = fmaf(s.keys(j)[i], s.q[i], on_q);
+        }
+        on_k = over_warp(on_k) * k_norm;
+        on_q = over_warp(on_q) * q_norm;
+        if (lane == 0) {
+            s.on_k[j] = on_k;
+            s.on_q[j] = on_q;
         }
     }
 }
@@ -105,27 +135,26 @@ template <int FOURS> __device__ void piece<FOURS>::run(const ring_job &r, ring_m
     const bool inside = now.column < job.value;
     const float beta = beta_of(job, value_of(job.beta, now.beta));
     const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const float4 old = group < now.waiting && inside ? *now.u(r, group) : none;
+    constexpr int AT_ONCE = THREADS / FOURS, OLD = (MOST + AT_ONCE - 1) / AT_ONCE; /* rows of u for each thread */
+    float4 old[OLD];
+#pragma unroll
+    for (int i = 0; i < OLD; i++) {
+        const int j = group + i * AT_ONCE;
+        old[i] = j < now.waiting && inside ? *now.u(r, j) : none;
+    }
     __syncthreads(); /* all threads have read the piece before this one */
     const float decay = weigh<FOURS>(r, s, now);
     __syncthreads();
-    float kk = 0.0f, qq = 0.0f, kq = 0.0f, on_k = 0.0f, on_q = 0.0f;
+    float kk = 0.0f, qq = 0.0f, kq = 0.0f;
     for (int i = lane; i < job.key; i += 32) {
         kk = fmaf(s.k[i], s.k[i], kk);
         qq = fmaf(s.q[i], s.q[i], qq);
         kq = fmaf(s.k[i], s.q[i], kq);
-        on_k = fmaf(s.keys[warp][i], s.k[i], on_k);
-        on_q = fmaf(s.keys[warp][i], s.q[i], on_q);
     }
     const float k_norm = job.l2norm ? 1.0f / sqrtf(over_warp(kk) + 1e-6f) : 1.0f;
     const float q_norm = job.l2norm ? 1.0f / sqrtf(over_warp(qq) + 1e-6f) : 1.0f;
     kq = over_warp(kq) * k_norm * q_norm;
-    on_k = over_warp(on_k) * k_norm;
-    on_q = over_warp(on_q) * q_norm;
-    if (lane == 0) {
-        s.on_k[warp] = on_k;
-        s.on_q[warp] = on_q;
-    }
+    multiply_ring<FOURS>(r, s, now.waiting, k_norm, q_norm);
     __pipeline_wait_prior(1); /* the next piece may still be in flight */
     __syncthreads();
     float4 seen = none, out = none;
@@ -138,9 +167,13 @@ template <int FOURS> __device__ void piece<FOURS>::run(const ring_job &r, ring_m
             fma_four(out, S, s.base[row] * s.q[row] * q_norm);
         }
     }
-    if (group < now.waiting) {
-        fma_four(seen, old, s.on_k[group]);
-        fma_four(out, old, s.on_q[group]);
+#pragma unroll
+    for (int i = 0; i < OLD; i++) {
+        const int j = group + i * AT_ONCE;
+        if (j < now.waiting) {
+            fma_four(seen, old[i], s.on_k[j]);
+            fma_four(out, old[i], s.on_q[j]);
+        }
     }
     seen = over_rows<FOURS>(seen);
     out = over_rows<FOURS>(out);
@@ -215,8 +248,9 @@ __global__ void __launch_bounds__(THREADS) delta_ring_flush(const __grid_constan
 }
 
 template <int FOURS> cudaError_t launch(const ring_job *r, int units, cudaStream_t stream) {
-    return launch_pieces<FOURS, ring_job>(delta_step_ring<FOURS>, *r, &r->job, (int)sizeof(ring_memory<FOURS>),
-                                          ring_memory<FOURS>::BLOCKS, units, stream);
+    const int blocks = r->ring.length > 8 ? 2 : ring_memory<FOURS>::BLOCKS; /* more have no room */
+    return launch_pieces<FOURS, ring_job>(delta_step_ring<FOURS>, *r, &r->job,
+                                          ring_memory<FOURS>::bytes(r->ring.length), blocks, units, stream);
 }
 
 } // namespace
@@ -228,7 +262,9 @@ carry_status carry_delta_cuda_step_ring(carry_delta_plan *plan, const carry_tens
     cudaStream_t stream;
     ring_job r = {carry_delta_step_job(plan, o, state, inputs), *ring};
     CARRY_TRY(carry_delta_begin(plan, &stream));
-    CARRY_CUDA_TRY(r.job.key <= 64    ? launch<32>(&r, plan->gpu.units, stream)
+    CARRY_CUDA_TRY(carry_delta_ring_copies_apply(&r, ordinal)
+                       ? carry_delta_ring_copies_launch(&r, plan->gpu.units, stream)
+                   : r.job.key <= 64  ? launch<32>(&r, plan->gpu.units, stream)
                    : r.job.key <= 128 ? launch<16>(&r, plan->gpu.units, stream)
                                       : launch<8>(&r, plan->gpu.units, stream),
                    "a step of the delta rule could not be started");

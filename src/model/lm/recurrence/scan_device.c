@@ -109,6 +109,10 @@ carry_status carry_recurrence_device_open(carry_ctx *ctx, void **opened, const c
             "a layer as a scan on a GPU has no key gate, no transposed states, no snapshots and no packed "
             "rows");
     }
+    if (problem->value > CARRY_MAX_DELTA_DIM) {
+        return carry_fail(ctx, CARRY_ESIZE, "V is %lld and a layer as a scan on a GPU takes 1 to %d",
+                          (long long)problem->value, CARRY_MAX_DELTA_DIM);
+    }
     running *m = calloc(1, sizeof *m);
     if (m == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a recurrence");
