@@ -95,6 +95,7 @@ typedef struct carry_engine_event {
     double first_s, seconds;                 /* seconds from submission to the first token, and to the end */
     uint64_t state;                          /* with `keep_state`: the state after prompt and text; 0: none */
     int64_t drafted_tokens, accepted_tokens; /* guesses, and the accepted ones among them */
+    int64_t stop;                            /* with CARRY_REASON_STOP: the index of the stop text */
 } carry_engine_event;
 
 typedef struct carry_engine_request {

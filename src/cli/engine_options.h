@@ -1,4 +1,4 @@
-/* Options of the engine, shared by the verbs that open one.
+/* Options of the engine and of sampling, shared by the verbs that generate.
 
        carry_engine_options engine = {CARRY_INIT(carry_engine_options)};
        const cli_option own[] = {..., CLI_ENGINE_OPTIONS(&engine), {0}};
@@ -28,8 +28,27 @@
             "the same bits whatever runs beside a text and whatever is cached; slower"                                   \
     }
 
-/* Returns false after printing a message if options exclude each other or the cache folder is not a folder. A cache
-   folder that cannot be written only causes a warning later. */
+/* The defaults of CLI_SAMPLING_OPTIONS, as an initializer of carry_sampling. */
+#define CLI_SAMPLING_DEFAULTS \
+    { .temperature = 0.8, .top_p = 0.95, .repetition = 1.0 }
+
+/* to: carry_sampling *; seed: int64_t *. */
+#define CLI_SAMPLING_OPTIONS(to, seed)                                                                    \
+    {"temperature",      0,   CLI_REAL,                                                                   \
+     &(to)->temperature, "T", "0: always the likeliest token; 1: the probabilities of the model (0.8)"},  \
+        {"top-k", 0, CLI_NUMBER, &(to)->top_k, "K", "sample from the K likeliest tokens (0: all)"},       \
+        {"top-p",      0,   CLI_REAL,                                                                     \
+         &(to)->top_p, "P", "sample from the likeliest tokens whose probabilities add up to P (0.95)"},   \
+        {"min-p",      0,   CLI_REAL,                                                                     \
+         &(to)->min_p, "P", "sample from tokens at least P times as probable as the likeliest (0: all)"}, \
+        {"repetition-penalty", 0,   CLI_REAL,                                                             \
+         &(to)->repetition,    "R", "make tokens less likely that already occurred (1: off)"},            \
+    {                                                                                                     \
+        "seed", 0, CLI_NUMBER, (seed), "N", "seed of the random choices (1)"                              \
+    }
+
+/* Returns false after printing a message if options are invalid or exclude each other, or if the path of --cache-dir is
+   not a folder. A cache folder that cannot be written only causes a warning later. */
 bool cli_engine_check(const carry_engine_options *options);
 
 #endif

@@ -22,8 +22,8 @@ static carry_status make_room(carry_ctx *ctx, carry_decoded *t, size_t length) {
     return CARRY_OK;
 }
 
-/* Searches for the stop texts in the bytes after `before`. The earliest match ends the text. Bytes that cannot be the
-   beginning of a stop text are settled. */
+/* Searches for the stop texts, in matches that end after byte `before`. The text is cut where the earliest match
+   begins. t->settled becomes the number of bytes that can no longer be part of a stop text. */
 static bool find_stop(carry_decoded *t, size_t before) {
     size_t end = t->length;
     size_t held = 0;
@@ -35,6 +35,7 @@ static bool find_stop(carry_decoded *t, size_t before) {
             length > 0 && from < t->length ? memmem(t->text + from, t->length - from, stop, length) : NULL;
         if (found != NULL && (size_t)(found - t->text) < end) {
             end = (size_t)(found - t->text);
+            t->stop = i;
         }
         size_t some = length > t->length ? t->length : length > 0 ? length - 1 : 0;
         while (some > held && memcmp(t->text + t->length - some, stop, some) != 0) {

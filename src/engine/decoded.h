@@ -8,6 +8,7 @@ typedef struct carry_decoded {
     const carry_tokenizer *tokenizer; /* NULL: there is no text */
     const char *const *stops;         /* the text ends before the first of these; empty ones are ignored */
     int64_t stop_count;
+    int64_t stop;  /* once stopped: the index of the stop text that was found */
     bool is_first; /* no token was decoded yet, and there is no text before */
     char *text;    /* UTF-8, with U+FFFD for invalid bytes; ends with 0 */
     size_t length, room;

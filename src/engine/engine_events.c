@@ -106,7 +106,8 @@ static void report_end(carry_engine *e, carry_engine_job *job, const carry_seque
                                 .seconds = q->ended - q->submitted,
                                 .state = state,
                                 .drafted_tokens = q->drafted,
-                                .accepted_tokens = q->accepted};
+                                .accepted_tokens = q->accepted,
+                                .stop = job->is_stopped ? job->text.stop : 0};
     report(e, job, &event);
     carry_engine_job_free(job);
     (void)pthread_mutex_lock(&e->lock);

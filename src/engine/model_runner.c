@@ -13,10 +13,15 @@
 #include "engine/model_runner_inside.h"
 #include "model/host.h"
 
-/* Guesses of one text use the chain of kernels up to this width: at 1024 (0.8B) 2,086 tokens/s against 1,773 with
-   recorded passes, at 2560 (4B) 741 against 795 (four guesses, three right, H200). */
+/* Guesses of one text use the chain of kernels (chain.h) up to this hidden size, and recorded passes
+   (model_runner_graph.c) above it. Tokens/s with the chain and with passes: 2,086 and 1,773 at 1024 (0.8B), 741 and 795
+   at 2560 (4B); four guesses, three right, H200. */
 #define CHAIN_GUESSES 2048
-#define PACKED_ROWS 5 /* rows of a step from which packed weights are faster (ops/product/few.c) */
+/* Packed weights (ops/product/few.c) are faster for steps of at least PACKED_ROWS rows and for prompts. One such step
+   saves about as much time as STEP_GAINS tokens of a prompt: with 0.8B on one core, a step of 8 rows takes 43 ms less,
+   and 512 tokens of a prompt take 100 ms less. */
+#define PACKED_ROWS 5
+#define STEP_GAINS 256
 
 static void close_runner(carry_runner *runner) {
     carry_model_runner *r = (carry_model_runner *)runner;
@@ -155,16 +160,20 @@ static carry_status open_host(carry_model_runner *r) {
     return CARRY_OK;
 }
 
+carry_lm_pass_options carry_model_runner_pass_options(const carry_model_runner *r) {
+    return (carry_lm_pass_options){.batch = 1,
+                                   .tokens = r->head.sizes.tokens,
+                                   .pooled = r->head.sizes.sequences,
+                                   .context = r->head.sizes.context,
+                                   .same_bits = r->same_bits && r->device == 0,
+                                   .dtype = r->dtype,
+                                   .forward_only = true};
+}
+
 static carry_status open_runner(carry_model_runner *r) {
     const carry_runner_sizes *sizes = &r->head.sizes;
-    const carry_lm_pass_options options = {.batch = 1,
-                                           .tokens = sizes->tokens,
-                                           .pooled = sizes->sequences,
-                                           .context = sizes->context,
-                                           .same_bits = r->same_bits && r->device == 0,
-                                           .scores = r->scores,
-                                           .dtype = r->dtype,
-                                           .forward_only = true};
+    carry_lm_pass_options options = carry_model_runner_pass_options(r);
+    options.scores = r->scores;
     CARRY_TRY(open_host(r));
     if (r->device != 0 && carry_ctx_stream(r->head.ctx, r->device) == NULL) {
         CARRY_TRY(carry_stream_wait(r->head.ctx, r->device, NULL));
@@ -220,8 +229,9 @@ static carry_status run_call(carry_model_runner *r) {
     carry_ctx *ctx = r->head.ctx;
     const int64_t rows = r->starts[r->places.sequences];
     const int64_t wanted = r->places.wanted_count;
-    if (rows > r->places.steps || rows >= PACKED_ROWS) {
-        CARRY_TRY(carry_lm_pack(r->lm, r->dtype, rows));
+    const bool has_prompts = rows > r->places.steps;
+    if (has_prompts || rows >= PACKED_ROWS) {
+        CARRY_TRY(carry_lm_pack(r->lm, r->dtype, has_prompts ? rows : STEP_GAINS));
     }
     if (r->device == 0) {
         return carry_model_runner_enqueue(r);

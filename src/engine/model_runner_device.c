@@ -5,8 +5,9 @@
 #include "core/tensor.h"
 #include "engine/model_runner_inside.h"
 
-/* Up to DECODE_MOST sequences the decoding kernel is faster than the chain of kernels; up to CHAIN_MOST the chain is
-   faster than recorded passes (docs/attempts/decode.md). */
+/* With up to DECODE_MOST sequences, one kernel for the whole step (engine/decode.h) is faster than a chain of kernels
+   (engine/chain.h). With up to CHAIN_MOST sequences, the chain is faster than the passes of model/lm, recorded as a
+   graph (model_runner_graph.c). Measurements: docs/attempts/decode.md. */
 #define DECODE_MOST 2
 #define CHAIN_MOST 16
 
@@ -15,6 +16,7 @@
 static int list_parts(carry_model_runner *r, carry_slot_part *to) {
     int count = 0;
     for (int of_page = 0; of_page < 2; of_page++) {
+        uint64_t offset = 0;
         carry_model_runner_walk at = {0};
         void *data;
         size_t bytes;
@@ -23,8 +25,9 @@ static int list_parts(carry_model_runner *r, carry_slot_part *to) {
                 return -1;
             }
             if (to != NULL) {
-                to[count] = (carry_slot_part){.base = data, .bytes = bytes};
+                to[count] = (carry_slot_part){.base = data, .bytes = bytes, .offset = offset};
             }
+            offset += bytes;
             count++;
         }
         r->slot_parts = of_page == 0 ? count : r->slot_parts;
@@ -52,6 +55,9 @@ static carry_status open_parts(carry_model_runner *r) {
         status = carry_device_copy(r->head.ctx, there, r->device, parts, 0, bytes, NULL);
     }
     free(parts);
+    if (status == CARRY_OK && r->head.sizes.page_bytes > 0) {
+        status = carry_device_alloc(r->head.ctx, &r->packed, r->device, r->head.sizes.page_bytes);
+    }
     return status;
 }
 
@@ -123,6 +129,7 @@ void carry_model_runner_close_device(carry_model_runner *r) {
     carry_device_sampler_close(r->sampling);
     carry_device_free(r->head.ctx, r->device, r->last_there);
     carry_device_free(r->head.ctx, r->device, r->parts);
+    carry_device_free(r->head.ctx, r->device, r->packed);
 }
 
 /* True if every run has one token and wants the next. */
@@ -187,4 +194,19 @@ carry_status carry_model_runner_copy_there(carry_model_runner *r, bool of_page, 
     return count > 0 ? r->copies->copy(r->head.ctx, r->ordinal, stream, r->parts + (of_page ? r->slot_parts : 0), count,
                                        of_page ? NULL : r->last_there, to, from)
                      : CARRY_OK;
+}
+
+carry_status carry_model_runner_move_page(carry_model_runner *r, int32_t page, void *to, const void *from) {
+    carry_ctx *ctx = r->head.ctx;
+    carry_stream *stream = carry_ctx_stream(ctx, r->device);
+    const carry_slot_part *parts = r->parts + r->slot_parts;
+    const size_t bytes = r->head.sizes.page_bytes;
+    if (to == NULL) {
+        CARRY_TRY(carry_device_copy(ctx, r->packed, r->device, from, 0, bytes, stream));
+    }
+    CARRY_TRY(r->copies->pack(ctx, r->ordinal, stream, parts, r->page_parts, r->packed, page, to == NULL));
+    if (to != NULL) {
+        CARRY_TRY(carry_device_copy(ctx, to, 0, r->packed, r->device, bytes, stream));
+    }
+    return carry_stream_wait(ctx, r->device, stream);
 }

@@ -1,10 +1,10 @@
 /* Guesses by the multi-token heads of a checkpoint (model/lm/lm_heads.h).
 
-   The heads need the hidden state of the token before each token. `hidden` is a table of them: first one row for each
-   slot, the hidden state of the last token that was read, then one for each row of a call. The rows of slots are copied
-   and saved with the slots, and the heads' keys and values with the pages. After each call the heads read its tokens,
-   which computes only their keys and values. A guess runs the heads' layer and the model's head once; its keys and
-   values are overwritten when the step reads the true tokens. */
+   To read a token, the heads need the hidden state of the token before it. `hidden` is a table of hidden states: first
+   one row for each slot, that of the last token read into the slot, then one for each row of a call. The rows of slots
+   are copied and saved with the slots, and the heads' keys and values with the pages. After each call the heads read
+   its tokens, which computes only their keys and values. A guess runs the heads' layer and the model's head once; its
+   keys and values are overwritten when the step reads the true tokens. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -43,13 +43,7 @@ static carry_status open_tables(carry_model_runner *r) {
 
 carry_status carry_model_runner_open_heads(carry_model_runner *r) {
     const carry_runner_sizes *sizes = &r->head.sizes;
-    const carry_lm_pass_options options = {.batch = 1,
-                                           .tokens = sizes->tokens,
-                                           .pooled = sizes->sequences,
-                                           .context = sizes->context,
-                                           .same_bits = r->same_bits && r->device == 0,
-                                           .dtype = r->dtype,
-                                           .forward_only = true};
+    const carry_lm_pass_options options = carry_model_runner_pass_options(r);
     carry_lm *lm = r->heads.lm;
     if (r->same_bits && r->device != 0) {
         return carry_fail(r->head.ctx, CARRY_EUNSUPPORTED, "multi-token heads with same_bits need the CPU");

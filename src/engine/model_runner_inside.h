@@ -17,8 +17,8 @@ typedef struct carry_model_runner_lists {
     int32_t *slots, *offsets;
     int64_t *lengths, *positions, *rows, *wanted, *ids;
     int64_t *targets; /* for a runner that scores, else empty */
-    /* With multi-token heads, else empty; rows of heads.hidden: of the token before each row, of the last token of each
-       sequence, and of each sequence's slot. */
+    /* Indices of rows of heads.hidden; empty without multi-token heads. For each row of the call: the row of the token
+       before it. For each sequence: the row of its last token, and the row of its slot. */
     int64_t *before, *last_rows, *slot_rows;
     int32_t *pages;
 } carry_model_runner_lists;
@@ -36,8 +36,8 @@ typedef struct carry_model_runner_pending {
 #define CARRY_MODEL_RUNNER_PENDING 2 /* maximum number of steps */
 #define CARRY_RUN_NO_TARGET (-100)   /* a label of carry_lm_args that does not count */
 
-/* On a device that records, calls with only single tokens are padded to these numbers of sequences. Padding reads and
-   writes the runner's own slot and page. */
+/* On a device that records graphs, calls with only single tokens are padded to one of CARRY_MODEL_RUNNER_BUCKETS
+   numbers of sequences. Padding reads and writes the runner's own slot and page. */
 #define CARRY_MODEL_RUNNER_BUCKETS 13
 typedef struct carry_model_runner_bucket {
     bool has_run; /* it ran once, so everything is set up */
@@ -105,6 +105,7 @@ typedef struct carry_model_runner {
     carry_chain *chain;   /* runs steps of more sequences with a few kernels per layer; NULL: not supported */
     const carry_slot_kernel *copies;
     carry_slot_part *parts; /* on the device: the parts of a slot, then those of a page */
+    void *packed;           /* on the device: a page that is moved to or from host memory; NULL: there are no pages */
     int slot_parts, page_parts, ordinal;
     carry_run *single; /* [sequences], with same_bits on a GPU: runs of one token each */
     bool records;      /* steps of single tokens can be recorded */
@@ -120,13 +121,16 @@ carry_status carry_model_runner_list(carry_model_runner *r, const carry_run *run
 /* Places the lists in an arena; if the arena's memory is NULL, only counts the bytes. */
 void carry_model_runner_take_lists(const carry_model_runner *r, carry_arena *arena, carry_model_runner_lists *lists);
 
-/* model_runner_graph.c: runs a call with only single tokens on a device: padded, recorded when its number of sequences
-   occurs the second time, and replayed after that. Up to eight sequences use carry_decode, if it supports the model. */
+/* model_runner_graph.c: sends the lists of a call with only single tokens to the device and runs it. A call without
+   guesses is padded to the size of a bucket, if one is large enough. A call with a bucket is recorded when its shape
+   occurs the second time, and then replayed; others are launched directly. */
 carry_status carry_model_runner_replay(carry_model_runner *r);
 void carry_model_runner_open_graphs(carry_model_runner *r);
 void carry_model_runner_close_graphs(carry_model_runner *r);
 /* model_runner.c: runs the call whose lists are filled in and were sent; gives logits in f32 on the device. */
 carry_status carry_model_runner_enqueue(carry_model_runner *r);
+/* The options of the passes of the model and of its heads. */
+carry_lm_pass_options carry_model_runner_pass_options(const carry_model_runner *r);
 
 /* model_runner_sample.c: samples tokens of the runs from logits in host memory. Log probabilities are those of the
    model's logits; the token is sampled from the logits after repetition penalty, bias and mask. Not used if the device
@@ -142,6 +146,8 @@ void carry_model_runner_close_device(carry_model_runner *r);
 carry_status carry_model_runner_run_there(carry_model_runner *r, const carry_run *runs, int64_t count);
 /* Copies row `from` to row `to` in all parts of slots, or of pages; zeroes row `to` if `from` is negative. */
 carry_status carry_model_runner_copy_there(carry_model_runner *r, bool of_page, int32_t to, int32_t from);
+/* Reads a page into `to`, or writes it if `to` is NULL. */
+carry_status carry_model_runner_move_page(carry_model_runner *r, int32_t page, void *to, const void *from);
 
 /* model_runner_heads.c: multi-token heads. */
 carry_status carry_model_runner_open_heads(carry_model_runner *r);

@@ -111,6 +111,9 @@ static carry_status move(carry_model_runner *r, bool of_page, int32_t index, voi
     carry_model_runner_walk at = {0};
     void *data;
     size_t bytes;
+    if (of_page && r->packed != NULL) {
+        return carry_model_runner_move_page(r, index, to, from);
+    }
     while (carry_model_runner_next_piece(r, of_page, index, &at, &data, &bytes)) {
         CARRY_TRY(to != NULL
                       ? carry_device_copy(ctx, (unsigned char *)to + done, 0, data, r->device, bytes, stream)

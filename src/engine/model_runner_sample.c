@@ -47,11 +47,9 @@ carry_status carry_model_runner_open_samplers(carry_model_runner *r) {
 
 /* log sum exp of logits without NaN or infinity. */
 static double log_sum(const carry_kernels *kernels, const float *logits, int64_t count) {
-    float most = -INFINITY;
+    float most;
     double sum = 0.0;
-    for (int64_t i = 0; i < count; i++) {
-        most = logits[i] > most ? logits[i] : most;
-    }
+    (void)carry_sample_largest(logits, count, &most);
     for (int64_t i = 0; i < count; i += PIECE) {
         sum += (double)kernels->rows->sum_exp(NULL, logits + i, most, count - i < PIECE ? count - i : PIECE);
     }
@@ -96,14 +94,6 @@ static const float *alter(const carry_run *run, const float *logits, int64_t voc
     return to;
 }
 
-static bool all_numbers(const float *logits, int64_t count) {
-    int bad = 0;
-    for (int64_t i = 0; i < count; i++) {
-        bad |= !(logits[i] < INFINITY);
-    }
-    return bad == 0;
-}
-
 static void sample_one(const job *j, int64_t index, int worker) {
     carry_model_runner *r = j->r;
     const carry_run *run = &j->runs[index];
@@ -111,7 +101,8 @@ static void sample_one(const job *j, int64_t index, int worker) {
     const int64_t vocabulary = r->head.sizes.vocabulary;
     const float *logits = r->host_logits + r->row_of[index] * vocabulary;
     int64_t token = -1;
-    if (run->allowed != NULL && !all_numbers(logits, vocabulary)) { /* the mask would hide a NaN */
+    float largest;
+    if (run->allowed != NULL && !carry_sample_largest(logits, vocabulary, &largest)) { /* the mask would hide a NaN */
         result->is_failed = true;
         return;
     }

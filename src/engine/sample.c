@@ -89,9 +89,9 @@ void carry_sampler_free(carry_sampler *s) {
 
 #define LANES 16
 
-/* Finds the largest logit; false if one is NaN or infinity. Independent lanes let compilers use vectors: for a
-   vocabulary of 248,320 this takes a tenth of the time of sequential comparisons. */
-static bool largest_of(const float *logits, int64_t vocabulary, float *largest) {
+/* Independent lanes let compilers use vectors: for a vocabulary of 248,320 this takes a tenth of the time of
+   sequential comparisons. */
+bool carry_sample_largest(const float *logits, int64_t vocabulary, float *largest) {
     float most[LANES];
     int32_t bad[LANES] = {0};
     for (int j = 0; j < LANES; j++) {
@@ -123,7 +123,7 @@ static carry_status find_largest(carry_ctx *ctx, const float *logits, int64_t vo
     float most;
     int64_t at = 0;
     *largest = 0;
-    if (!largest_of(logits, vocabulary, &most)) {
+    if (!carry_sample_largest(logits, vocabulary, &most)) {
         while (logits[at] < INFINITY) {
             at++;
         }
@@ -175,8 +175,9 @@ static void fill_buckets(carry_sampler *s, int digit, uint32_t prefix) {
     }
 }
 
-/* The key at which `tokens` tokens, or tokens with a total weight of `mass`, are reached, largest first. Never past the
-   last token: sums in another order may be smaller than the mass by a rounding error. */
+/* Takes tokens in the order of decreasing logits until there are `tokens` of them or their weights sum to `mass`;
+   returns the key of the last one, and how many tokens with this key are kept. It stops at the last token in any case:
+   sums in another order may be smaller than the mass by a rounding error. */
 static threshold find_threshold(carry_sampler *s, int64_t tokens, double mass) {
     uint32_t prefix = 0;
     int64_t equal = 0;
@@ -285,7 +286,7 @@ void carry_sampler_set(carry_sampler *s, const carry_sampling *sampling) {
 bool carry_sample_quietly(carry_sampler *s, const float *logits, uint64_t stream, uint64_t at, int64_t *token) {
     float most;
     int64_t largest = 0;
-    if (!largest_of(logits, s->vocabulary, &most) || most == -INFINITY) {
+    if (!carry_sample_largest(logits, s->vocabulary, &most) || most == -INFINITY) {
         return false;
     }
     while (logits[largest] != most) {

@@ -1,7 +1,10 @@
 /* Samples a token from logits.
 
-       p[i] = exp(logit[i] / temperature) / sum; then only the top_k largest are kept; of those only the fewest,
-       largest first, whose sum is at least top_p of the rest; of those only p[i] >= min_p max p; then one at random
+       p[i] = exp(logit[i] / temperature) / (sum over j of exp(logit[j] / temperature))
+       top_k: only the top_k largest p are kept
+       top_p: of the kept p only the fewest, largest first, whose sum is at least top_p times the sum of all kept p
+       min_p: of these only p[i] >= min_p max p
+       then a token is drawn with probabilities in proportion to the p that are left
 
    Temperature 0 takes the largest. Among equal logits the token with the smaller id always comes first. The token
    depends only on the logits, the options and (stream, at), so a text does not depend on other texts generated at the
@@ -43,6 +46,9 @@ carry_status carry_sample(carry_ctx *ctx, carry_sampler *sampler, const float *l
 /* The same without an error message: returns false where carry_sample would fail. For calls on several threads, each
    with its own sampler. */
 bool carry_sample_quietly(carry_sampler *sampler, const float *logits, uint64_t stream, uint64_t at, int64_t *token);
+
+/* Finds the value of the largest logit. Returns false if one is NaN or plus infinity. */
+bool carry_sample_largest(const float *logits, int64_t vocabulary, float *largest);
 
 /* Makes seen tokens less likely, like Hugging Face's repetition_penalty: logits above 0 are divided by the penalty,
    others multiplied by it. seen: each token once. */

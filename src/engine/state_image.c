@@ -88,22 +88,36 @@ static carry_status check_image(carry_ctx *ctx, const carry_state_file *file, ca
                : damaged(ctx, path, "tokens");
 }
 
-carry_status carry_state_image_open(carry_ctx *ctx, carry_state_file *file, carry_state_image *image, const char *path,
-                                    carry_runner *runner, bool has_slot) {
+static carry_status check_file(carry_ctx *ctx, const carry_state_file *file, carry_state_image *image, const char *path,
+                               carry_runner *runner) {
     uint64_t model;
-    *file = (carry_state_file){0};
-    *image = (carry_state_image){0};
     CARRY_TRY(runner->ops->hash(runner, &model));
-    CARRY_TRY(carry_state_open_without(ctx, file, path, has_slot ? NULL : "slot"));
-    carry_status status = CARRY_OK;
     if (file->about.model != model) {
-        status = carry_fail(ctx, CARRY_EARGUMENT,
-                            "%s is a state of another model: open the model that it was saved from", path);
+        return carry_fail(ctx, CARRY_EARGUMENT, "%s is a state of another model: open the model that it was saved from",
+                          path);
     }
-    status = status == CARRY_OK ? check_image(ctx, file, image, path, &runner->sizes) : status;
-    image->slot = has_slot ? image->slot : NULL;
+    return check_image(ctx, file, image, path, &runner->sizes);
+}
+
+/* Closes the file after a failure. */
+static carry_status checked(carry_state_file *file, carry_state_image *image, carry_status status) {
     if (status != CARRY_OK) {
         carry_state_close(file);
+        *image = (carry_state_image){0};
     }
     return status;
+}
+
+carry_status carry_state_image_map(carry_ctx *ctx, carry_state_file *file, carry_state_image *image, const char *path,
+                                   carry_runner *runner) {
+    *image = (carry_state_image){0};
+    CARRY_TRY(carry_state_map(ctx, file, path));
+    return checked(file, image, check_file(ctx, file, image, path, runner));
+}
+
+carry_status carry_state_image_open(carry_ctx *ctx, carry_state_file *file, carry_state_image *image, const char *path,
+                                    carry_runner *runner) {
+    *image = (carry_state_image){0};
+    CARRY_TRY(carry_state_open(ctx, file, path));
+    return checked(file, image, check_file(ctx, file, image, path, runner));
 }

@@ -25,10 +25,13 @@ typedef struct carry_state_image {
 carry_status carry_state_image_write(carry_ctx *ctx, const char *path, carry_runner *runner,
                                      const carry_state_image *image);
 
-/* Opens and checks a file, without the recurrent part if has_slot is false; pointers of the image point into it until
-   carry_state_close. CARRY_EFORMAT: the file is damaged or not a state. CARRY_EARGUMENT: it belongs to another model,
-   or to the same one with another layout; the message names the path. */
+/* Opens and checks a file; pointers of the image point into it until carry_state_close. CARRY_EFORMAT: the file is
+   damaged or not a state. CARRY_EARGUMENT: it belongs to another model, or to the same one with another layout; the
+   message names the path. */
 carry_status carry_state_image_open(carry_ctx *ctx, carry_state_file *file, carry_state_image *image, const char *path,
-                                    carry_runner *runner, bool has_slot);
+                                    carry_runner *runner);
+/* The same without verifying hashes (carry_state_verify_files). */
+carry_status carry_state_image_map(carry_ctx *ctx, carry_state_file *file, carry_state_image *image, const char *path,
+                                   carry_runner *runner);
 
 #endif

@@ -144,8 +144,8 @@ static carry_status replay(carry_scheduler *s, carry_track *t, int64_t count) {
     return CARRY_OK;
 }
 
-/* Rolls a track back to the state after `length` tokens; it has the state after more. Sampled tokens are read one by
-   one again, as the first time, so that the bits are the same. */
+/* Rolls a track back to the state after `length` tokens. Tokens from `singles` on were sampled and read one by one;
+   they are read one by one again, so that the state has the same bits. */
 static carry_status go_back(carry_scheduler *s, carry_track *t, int64_t length, int64_t singles) {
     const carry_track before = *t;
     int i = CARRY_TRACK_ANCHORS - 1;
@@ -304,7 +304,7 @@ carry_status carry_scheduler_state_load(carry_scheduler *s, uint64_t *made, cons
     carry_state_image image;
     carry_track track;
     *made = 0;
-    CARRY_TRY(carry_state_image_open(s->ctx, &file, &image, path, s->runner, true));
+    CARRY_TRY(carry_state_image_open(s->ctx, &file, &image, path, s->runner));
     carry_status status = CARRY_OK;
     if (image.start != 0) {
         status = carry_fail(s->ctx, CARRY_EFORMAT, "%s is part of a cached prefix, not a whole state", path);

@@ -223,33 +223,52 @@ carry_status carry_state_parse(carry_ctx *ctx, carry_state_file *state, const vo
     return status;
 }
 
-/* unread: the name of a tensor whose hash is taken as it was written, or NULL. */
-static carry_status verify(carry_ctx *ctx, const carry_state_file *state, const char *path, const char *unread) {
-    const carry_safetensors *file = &state->file;
-    const carry_tensor **tensor = calloc((size_t)file->count + 1, sizeof(const carry_tensor *));
-    uint64_t *hash = calloc((size_t)file->count + 1, sizeof *hash);
-    carry_status status =
-        tensor != NULL && hash != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", path);
-    uint64_t sum = hash_about(&state->about);
-    if (status == CARRY_OK) {
-        for (int64_t i = 0; i < file->count; i++) {
-            const bool is_read = unread == NULL || strcmp(file->entries[i].name, unread) != 0;
-            tensor[i] = is_read ? &file->entries[i].view : NULL;
-        }
-        carry_parallel(ctx, file->count, 1, hash_tensors, &(hashing){.tensor = tensor, .hash = hash});
-    }
-    for (int64_t i = 0; status == CARRY_OK && i < file->count; i++) {
+/* hash: of each tensor that was read. */
+static carry_status compare(carry_ctx *ctx, const carry_state_check *check, const carry_tensor *const *tensor,
+                            const uint64_t *hash) {
+    const carry_safetensors *file = &check->file->file;
+    uint64_t sum = hash_about(&check->file->about);
+    for (int64_t i = 0; i < file->count; i++) {
         const char *name = file->entries[i].name;
         uint64_t written = 0;
         if (!take_tensor_hash(&written, file, name) || (tensor[i] != NULL && written != hash[i])) {
             char what[128];
             (void)snprintf(what, sizeof what, "%.60s has other bytes than were written", name);
-            status = damaged(ctx, path, what);
+            return damaged(ctx, check->path, what);
         }
         sum += hash_entry(name, &file->entries[i].view, written);
     }
-    if (status == CARRY_OK && sum != state->header) {
-        status = damaged(ctx, path, "its header has other bytes than were written");
+    return sum == check->file->header ? CARRY_OK
+                                      : damaged(ctx, check->path, "its header has other bytes than were written");
+}
+
+carry_status carry_state_verify_files(carry_ctx *ctx, const carry_state_check *checks, int64_t count, int64_t *wrong) {
+    int64_t tensors = 0;
+    for (int64_t i = 0; i < count; i++) {
+        tensors += checks[i].file->file.count;
+    }
+    *wrong = 0;
+    const carry_tensor **tensor = calloc((size_t)tensors + 1, sizeof(const carry_tensor *));
+    uint64_t *hash = calloc((size_t)tensors + 1, sizeof *hash);
+    carry_status status = tensor != NULL && hash != NULL
+                              ? CARRY_OK
+                              : carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", checks[0].path);
+    int64_t at = 0;
+    for (int64_t i = 0; status == CARRY_OK && i < count; i++) {
+        const carry_safetensors *file = &checks[i].file->file;
+        for (int64_t j = 0; j < file->count; j++, at++) {
+            const bool is_read = checks[i].unread == NULL || strcmp(file->entries[j].name, checks[i].unread) != 0;
+            tensor[at] = is_read ? &file->entries[j].view : NULL;
+        }
+    }
+    if (status == CARRY_OK) {
+        carry_parallel(ctx, tensors, 1, hash_tensors, &(hashing){.tensor = tensor, .hash = hash});
+    }
+    at = 0;
+    for (int64_t i = 0; status == CARRY_OK && i < count; i++) {
+        *wrong = i;
+        status = compare(ctx, &checks[i], tensor + at, hash + at);
+        at += checks[i].file->file.count;
     }
     free(tensor);
     free(hash);
@@ -257,14 +276,14 @@ static carry_status verify(carry_ctx *ctx, const carry_state_file *state, const 
 }
 
 carry_status carry_state_verify(carry_ctx *ctx, const carry_state_file *state, const char *path) {
-    return verify(ctx, state, path, NULL);
+    int64_t wrong;
+    return carry_state_verify_files(ctx, &(carry_state_check){.file = state, .path = path}, 1, &wrong);
 }
 
-carry_status carry_state_open_without(carry_ctx *ctx, carry_state_file *state, const char *path, const char *unread) {
+carry_status carry_state_map(carry_ctx *ctx, carry_state_file *state, const char *path) {
     *state = (carry_state_file){0};
     CARRY_TRY(carry_safetensors_open(ctx, &state->file, path));
-    carry_status status = check_layout(ctx, state, state->file.mapping, state->file.mapping_bytes, path);
-    status = status == CARRY_OK ? verify(ctx, state, path, unread) : status;
+    const carry_status status = check_layout(ctx, state, state->file.mapping, state->file.mapping_bytes, path);
     if (status != CARRY_OK) {
         carry_state_close(state);
     }
@@ -272,7 +291,12 @@ carry_status carry_state_open_without(carry_ctx *ctx, carry_state_file *state, c
 }
 
 carry_status carry_state_open(carry_ctx *ctx, carry_state_file *state, const char *path) {
-    return carry_state_open_without(ctx, state, path, NULL);
+    CARRY_TRY(carry_state_map(ctx, state, path));
+    const carry_status status = carry_state_verify(ctx, state, path);
+    if (status != CARRY_OK) {
+        carry_state_close(state);
+    }
+    return status;
 }
 
 void carry_state_close(carry_state_file *state) {

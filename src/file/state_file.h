@@ -38,9 +38,18 @@ typedef struct carry_state_file {
 /* CARRY_EFORMAT, or CARRY_EUNSUPPORTED for another version, with a message that names the path; *state is then empty.
    On success, all hashes have been verified. */
 carry_status carry_state_open(carry_ctx *ctx, carry_state_file *state, const char *path);
-/* The same without reading the tensor `unread`, whose data must not be used: its hash is not verified. */
-carry_status carry_state_open_without(carry_ctx *ctx, carry_state_file *state, const char *path, const char *unread);
 void carry_state_close(carry_state_file *state);
+
+/* carry_state_open in two steps, for several files at once: opening each without verifying hashes, and hashing the data
+   of all on all threads. */
+carry_status carry_state_map(carry_ctx *ctx, carry_state_file *state, const char *path);
+typedef struct carry_state_check {
+    const carry_state_file *file;
+    const char *path;
+    const char *unread; /* a tensor whose hash is not verified, and whose data must not be used; NULL: none */
+} carry_state_check;
+/* CARRY_EFORMAT: *wrong is the index of the first damaged file, which the message names. */
+carry_status carry_state_verify_files(carry_ctx *ctx, const carry_state_check *checks, int64_t count, int64_t *wrong);
 
 /* The two steps of opening, for fuzzing: parsing bytes in memory (borrowed, aligned to 8) without verifying hashes, and
    verifying them. */

@@ -43,6 +43,47 @@ static void mixed_steps_in_f32_equal_the_cpu(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Sequence 0 goes on in another slot and other pages, which came from host memory; those before are overwritten. */
+static void states_go_through_host_memory(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_lm *lm = gpu_rounded_model(ctx, gpu_config(RUNNER_VOCABULARY, 640));
+    carry_lm *there = gpu_moved_to(ctx, lm, 1);
+    static runner_case c;
+    runner_open(&c, there, CARRY_F32, false, 21);
+    const carry_runner_ops *ops = c.runner->ops;
+    const size_t slot_bytes = c.runner->sizes.slot_bytes;
+    const size_t page_bytes = c.runner->sizes.page_bytes;
+    unsigned char *slot = malloc(slot_bytes);
+    unsigned char *page[2] = {malloc(page_bytes), malloc(page_bytes)};
+    assert_true(slot != NULL && page[0] != NULL && page[1] != NULL && page_bytes > 0);
+    const int32_t to = c.slot[1];
+    runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){70});
+    assert_ok(ctx, ops->read_slot(c.runner, slot, c.slot[0]));
+    for (int j = 0; j < 2; j++) {
+        memset(page[1], 0x5a, page_bytes);
+        assert_ok(ctx, ops->read_page(c.runner, page[0], c.pages[0][j]));
+        assert_ok(ctx, ops->write_page(c.runner, c.pages[0][j], page[1]));
+        assert_ok(ctx, ops->write_page(c.runner, c.pages[1][j], page[0]));
+        assert_ok(ctx, ops->read_page(c.runner, page[1], c.pages[1][j]));
+        assert_memory_equal(page[0], page[1], page_bytes);
+    }
+    assert_ok(ctx, ops->write_slot(c.runner, to, slot));
+    assert_ok(ctx, ops->clear_slot(c.runner, c.slot[0]));
+    c.slot[0] = to;
+    memcpy(c.pages[0], c.pages[1], sizeof c.pages[0]);
+    runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){1});
+    runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){RUNNER_TOKENS - 71});
+    runner_compare(&c, lm, 2e-4);
+    free(slot);
+    free(page[0]);
+    free(page[1]);
+    ops->close(c.runner);
+    carry_lm_free(there);
+    carry_lm_free(lm);
+    carry_ctx_free(ctx);
+}
+
 /* Weights are exact in bf16: only activations are rounded, to 4e-3 each. */
 static void steps_in_bf16_are_recorded_and_equal_the_cpu(void **unused) {
     (void)unused;
@@ -129,6 +170,7 @@ int main(void) {
         return 77;
     }
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(states_go_through_host_memory),
         cmocka_unit_test(mixed_steps_in_f32_equal_the_cpu),
         cmocka_unit_test(steps_in_bf16_are_recorded_and_equal_the_cpu),
         cmocka_unit_test(steps_with_the_same_bits_equal_the_cpu_and_each_other),

@@ -144,6 +144,17 @@ static void every_flipped_bit_is_refused(void **unused) {
     close_saved(&s);
 }
 
+static carry_status open_without(carry_ctx *ctx, carry_state_file *f, const char *unread) {
+    int64_t wrong;
+    carry_status status = carry_state_map(ctx, f, path);
+    if (status == CARRY_OK) {
+        status =
+            carry_state_verify_files(ctx, &(carry_state_check){.file = f, .path = path, .unread = unread}, 1, &wrong);
+        carry_state_close(f);
+    }
+    return status;
+}
+
 /* A file that is opened without one of its tensors: other bytes of that tensor are not seen, those of another tensor
    and of the header are refused. */
 static void a_tensor_can_be_left_out(void **unused) {
@@ -161,15 +172,14 @@ static void a_tensor_can_be_left_out(void **unused) {
     for (int i = 0; i < 2; i++) {
         s.bytes[at[i]] ^= 1;
         write_all(s.bytes, s.size);
-        assert_ok(s.ctx, carry_state_open_without(s.ctx, &f, path, name[i]));
-        carry_state_close(&f);
-        assert_refused(s.ctx, CARRY_EFORMAT, name[i], carry_state_open_without(s.ctx, &f, path, name[1 - i]));
+        assert_ok(s.ctx, open_without(s.ctx, &f, name[i]));
+        assert_refused(s.ctx, CARRY_EFORMAT, name[i], open_without(s.ctx, &f, name[1 - i]));
         s.bytes[at[i]] ^= 1;
     }
     for (size_t byte = 8; byte < s.header; byte++) {
         s.bytes[byte] ^= 1;
         write_all(s.bytes, s.size);
-        assert_true(carry_state_open_without(s.ctx, &f, path, name[0]) != CARRY_OK);
+        assert_true(open_without(s.ctx, &f, name[0]) != CARRY_OK);
         s.bytes[byte] ^= 1;
     }
     close_saved(&s);

@@ -1,6 +1,7 @@
 /* Kept states and the tiers of cached prefixes, over a runner of hashes. */
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -370,6 +371,44 @@ static void test_the_files_of_a_conversation_grow_with_its_tokens(void **state) 
     close_bench(&b);
 }
 
+/* Of a conversation with a damaged file, the turns before it are still found. */
+static void test_a_damaged_file_loses_only_the_turns_after_it(void **state) {
+    (void)state;
+    int32_t ids[CONTEXT];
+    uint64_t random = 47;
+    char path[CARRY_FILE_PATH];
+    char command[2 * CARRY_FILE_PATH];
+    bench b;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    open_bench(&b, true, false, &cached);
+    temporary(&b, path, "cache");
+    close_bench(&b);
+    const carry_prefix_options files = {.device_bytes = SIZE_MAX, .folder = path, .folder_bytes = 1 << 20};
+    open_bench(&b, true, false, &files);
+    for (int64_t count = 200; count <= 1400; count += 100) {
+        engine_text text = run(&b, ids, count, 4, 0, false);
+        engine_text_free(&text);
+    }
+    close_bench(&b);
+    /* Names are MODEL-LENGTH-HASH, and the last bytes of a file are its keys and values. Of the files of 701 to 800
+       tokens at least one is on the way to later turns. */
+    (void)snprintf(command, sizeof command,
+                   "cd %s; for f in $(ls | awk -F- '$2 > 700 && $2 <= 800'); do "
+                   "printf '\\377' | dd of=$f bs=1 seek=$(($(stat -c %%s $f) - 9)) conv=notrunc status=none; done",
+                   path);
+    assert_int_equal(system(command), 0);
+    open_bench(&b, true, false, &files);
+    const int64_t stored = carry_scheduler_statistics(b.scheduler).cache.file_snapshots;
+    engine_text text = run(&b, ids, 1450, 4, 0, false);
+    assert_true(text.cached >= 700 - 2 * CARRY_PAGE_TOKENS);
+    assert_true(text.cached <= 700);
+    assert_text(&b, &text, ids, 1450);
+    assert_int_equal(b.warnings, 1);
+    assert_true(carry_scheduler_statistics(b.scheduler).cache.file_snapshots < stored);
+    engine_text_free(&text);
+    close_bench(&b);
+}
+
 static void test_folders_and_files_that_cannot_be_used_are_skipped(void **state) {
     (void)state;
     int32_t ids[CONTEXT];
@@ -419,6 +458,39 @@ static void test_folders_and_files_that_cannot_be_used_are_skipped(void **state)
     close_bench(&b);
 }
 
+/* A limit on the size of files stands for a full disk: writing fails in the middle of a file. */
+static void test_a_full_folder_leaves_texts_right(void **state) {
+    (void)state;
+    int32_t ids[CONTEXT];
+    uint64_t random = 47;
+    char path[CARRY_FILE_PATH];
+    struct rlimit before;
+    int64_t found;
+    bench b;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    open_bench(&b, true, false, &cached);
+    temporary(&b, path, "cache");
+    close_bench(&b);
+    const carry_prefix_options files = {
+        .device_bytes = 15 * sizeof(fake_page), .folder = path, .folder_bytes = 1 << 20};
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_true(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+    open_bench(&b, true, false, &files);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){.rlim_cur = 1000, .rlim_max = before.rlim_max}), 0);
+    run_rounds(&b, ids, &found);
+    assert_int_equal(found, 0);
+    assert_int_equal(b.warnings, 1);
+    close_bench(&b);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    open_bench(&b, true, false, &files); /* no part of a file was left; there is space again */
+    assert_int_equal(carry_scheduler_statistics(b.scheduler).cache.file_snapshots, 0);
+    run_rounds(&b, ids, &found);
+    assert_int_equal(found, 6 * 576);
+    assert_int_equal(b.warnings, 0);
+    close_bench(&b);
+    (void)signal(SIGXFSZ, SIG_DFL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_states_are_forked_rolled_back_and_continued),
@@ -429,7 +501,9 @@ int main(void) {
         cmocka_unit_test(test_a_state_is_saved_by_a_killed_process),
         cmocka_unit_test(test_prefixes_move_to_host_memory_and_files),
         cmocka_unit_test(test_the_files_of_a_conversation_grow_with_its_tokens),
+        cmocka_unit_test(test_a_damaged_file_loses_only_the_turns_after_it),
         cmocka_unit_test(test_folders_and_files_that_cannot_be_used_are_skipped),
+        cmocka_unit_test(test_a_full_folder_leaves_texts_right),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* Launches the kernels of a decoding step; also has the smallest of them. */
 #include "engine/cuda/chain_attend.cuh"
-#include "engine/cuda/chain_delta.cuh"
+#include "engine/cuda/chain_delta_parts.cuh"
 #include "engine/cuda/chain_experts.cuh"
 #include "engine/cuda/chain_product.cuh"
 
@@ -69,8 +69,8 @@ static __global__ __launch_bounds__(THREADS) void norm(const __grid_constant__ c
 #endif
 }
 
-/* The kernels have code only for Hopper, which a build may lack: the shared memory of one of them shows whether it is
-   there. */
+/* The kernels have code only for compute capability 9.0 and newer. In a build without that code they have no static
+   shared memory, which shows that they cannot run. */
 static bool works(int ordinal) {
     int major = 0;
     cudaFuncAttributes attributes;
@@ -81,6 +81,8 @@ static bool works(int ordinal) {
     return is_there;
 }
 
+constexpr int PARTS_MOST = 32; /* key heads of all sequences whose states are divided into parts */
+
 typedef struct launch_place {
     carry_ctx *ctx;
     int ordinal;
@@ -89,8 +91,8 @@ typedef struct launch_place {
 } launch_place;
 
 template <typename... Parameters, typename... Arguments>
-static carry_status put(const launch_place &place, void (*kernel)(Parameters...), int blocks, size_t memory,
-                        const Arguments &...arguments) {
+static carry_status put_of(const launch_place &place, void (*kernel)(Parameters...), int blocks, int threads,
+                           size_t memory, const Arguments &...arguments) {
     carry_ctx *ctx = place.ctx;
     const int ordinal = place.ordinal;
     cudaLaunchAttribute attribute;
@@ -98,7 +100,7 @@ static carry_status put(const launch_place &place, void (*kernel)(Parameters...)
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(THREADS);
+    config.blockDim = dim3((unsigned)threads);
     config.dynamicSmemBytes = memory;
     config.stream = (cudaStream_t)place.stream;
     config.attrs = &attribute;
@@ -111,8 +113,14 @@ static carry_status put(const launch_place &place, void (*kernel)(Parameters...)
     return CARRY_OK;
 }
 
-/* Without a norm, the blocks of a cluster share the columns of a tile, because few tiles would leave multiprocessors
-   idle. A norm needs all columns in one block. */
+template <typename... Parameters, typename... Arguments>
+static carry_status put(const launch_place &place, void (*kernel)(Parameters...), int blocks, size_t memory,
+                        const Arguments &...arguments) {
+    return put_of(place, kernel, blocks, THREADS, memory, arguments...);
+}
+
+/* Products without a norm and without SwiGLU have few tiles, which would leave multiprocessors idle: the blocks of a
+   cluster share the columns of a tile. A norm needs all columns in one block. */
 template <int TILES>
 static carry_status put_product(const launch_place &place, const carry_chain_product &p, int sequences) {
     const int each = p.output == CARRY_CHAIN_SWIGLU ? ROWS / 2 : ROWS, tiles = (p.rows + each - 1) / each;
@@ -134,6 +142,16 @@ static carry_status put_tiles(const launch_place &place, const carry_tile_produc
     return CARRY_OK;
 }
 
+/* A few sequences have too few heads for all multiprocessors: four blocks share a head, one or two heads a cluster. */
+static carry_status put_delta(const launch_place &place, const carry_chain_delta &d, const carry_chain_lists &lists) {
+    const int heads = lists.sequences * d.heads;
+    if (heads > PARTS_MOST) {
+        return put(place, delta, heads, 0, d, lists);
+    }
+    return d.value_heads / d.heads % 2 == 0 ? put_of(place, delta_parts<2>, heads * QUARTERS * 2, KEY, 0, d, lists)
+                                            : put_of(place, delta_parts<1>, heads * QUARTERS, KEY, 0, d, lists);
+}
+
 static carry_status put_attend(const launch_place &place, const carry_chain_attend &a, const carry_chain_lists &lists) {
     constexpr int FEW = CARRY_CHAIN_GROUP / 2; /* query heads: needs half of the registers */
     const int blocks = lists.sequences * a.key_heads * SPLITS;
@@ -144,8 +162,8 @@ static carry_status put_attend(const launch_place &place, const carry_chain_atte
                           : put(place, attend<4, CARRY_CHAIN_GROUP>, blocks, 0, a, lists);
 }
 
-/* With several sequences there are more blocks than fit at once: a block then has more rows, for which it loads its
-   sequence's input once. */
+/* With several sequences there are more blocks than fit at once: a block then has more rows, so that the input of a
+   sequence is loaded by fewer blocks. */
 static carry_status put_experts(const launch_place &place, const carry_chain_experts &e, int sequences, bool is_up) {
     const int each = (sequences > 1 ? 4 : 2) * WARPS;
     const int tiles = is_up ? e.chosen * ((e.width + each - 1) / each) + (e.shared_width + each - 1) / each
@@ -167,7 +185,7 @@ static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, co
     case CARRY_CHAIN_NORM:
         return put(place, norm, sequences, 0, op->as.norm);
     case CARRY_CHAIN_DELTA:
-        return put(place, delta, sequences * op->as.delta.heads, 0, op->as.delta, *lists);
+        return put_delta(place, op->as.delta, *lists);
     case CARRY_CHAIN_ATTEND:
         return put_attend(place, a, *lists);
     case CARRY_CHAIN_EXPERTS_UP:

@@ -39,13 +39,13 @@ static __device__ __forceinline__ channel channel_of(const float *w, float *tail
     return c;
 }
 
-/* Computes the output for the new input and stores that input with the previous ones. */
-static __device__ __forceinline__ float convolve(const channel &c, float x) {
+/* Computes the output for the new input; if `stores`, stores that input with the previous ones. */
+static __device__ __forceinline__ float convolve(const channel &c, float x, bool stores = true) {
     const float sum = c.w[0] * c.past[0] + c.w[1] * c.past[1] + c.w[2] * c.past[2] + c.w[3] * x;
 #pragma unroll
     for (int j = 0; j < 3; j++) {
         const int at = c.taps - 2 - j; /* the row that past[2 - j] came from */
-        if (at >= 0) {
+        if (stores && at >= 0) {
             c.tail[(size_t)at * c.channels] = j == 0 ? x : c.past[3 - j];
         }
     }
@@ -79,8 +79,12 @@ static __device__ __forceinline__ void prefetch_state(const float *state) {
     }
 }
 
-/* S' = e^g S + k u^T, u = beta (v - e^g S^T k), o = S'^T q = e^g S^T q + (q k) u. Threads of the first half have a
-   channel of q and k, those of the second half one of v and of the result. */
+/* The state S of a value head, with a row for each element of k and a column for each of v, becomes S':
+
+       S' = e^g S + k u^T,  u = beta (v - e^g S^T k),  o = S'^T q = e^g S^T q + (q^T k) u
+
+   e^g is the decay. The first half of the threads have one channel of q and of k each, the second half one channel of v
+   and of the result o. */
 static __global__ __launch_bounds__(THREADS, 2) void delta(const __grid_constant__ carry_chain_delta d,
                                                            const __grid_constant__ carry_chain_lists lists) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
