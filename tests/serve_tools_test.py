@@ -151,7 +151,12 @@ def the_messages_interface_works():
         assert blocks[-1]["type"] == "tool_use" and blocks[-1]["id"].startswith("call_") and blocks[-1]["json"].startswith("{")
         text = blocks_of(json.loads(data) for data in s.events(path, {**body, "stream": True}))
         assert [b["type"] for b in text] == ["text"]
+        stops = list("abcdefghijklmnopqrstuvwxyz0123456789 ")
+        answers = [s.post(path, {**body, "max_tokens": 300, "seed": seed, "stop_sequences": stops}) for seed in range(4)]
+        assert any(a["stop_reason"] == "stop_sequence" for a in answers), answers
+        assert all((a["stop_sequence"] in stops) == (a["stop_reason"] == "stop_sequence") for a in answers), answers
         for wrong, part in (({"max_tokens": None}, "max_tokens"), ({"messages": 3}, "messages"),
+                            ({"stop_sequences": 5}, "stop_sequences"), ({"thinking": 5}, "thinking"),
                             ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
                             ({"tool_choice": {"type": "all"}}, "tool_choice"), ({"temperature": "x"}, "temperature")):
             error = s.post(path, {**body, **wrong}, 400)
@@ -188,6 +193,7 @@ def the_anthropic_package_works():
         assert client.messages.create(**{**body, "messages": messages, "tools": tools}).usage.output_tokens <= 20
         stopped = client.messages.create(**{**body, "max_tokens": 300, "extra_body": {"seed": 1}, "stop_sequences": list("abcdefgh")})
         assert stopped.stop_reason in ("stop_sequence", "end_turn", "max_tokens")
+        assert (stopped.stop_sequence in list("abcdefgh")) == (stopped.stop_reason == "stop_sequence")
         for wrong, error in (({"model": "none"}, anthropic.NotFoundError), ({"max_tokens": 0}, anthropic.BadRequestError),
                              ({"extra_body": {"temperature": 1000}}, anthropic.BadRequestError)):
             try:

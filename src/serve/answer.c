@@ -213,6 +213,7 @@ static void end_choice(carry_serve_answer *a, carry_serve_run *run, const carry_
     carry_serve_parser_end(run->parser, on_part, run);
     choice->is_ended = true;
     choice->reason = m->reason;
+    choice->stop = m->stop;
     choice->completion_tokens = m->tokens;
     choice->cached_tokens = m->cached_tokens;
     if (atomic_load(&a->is_gone)) {

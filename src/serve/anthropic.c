@@ -15,7 +15,8 @@ static void add_reason(const carry_serve_answer *answer, const carry_serve_choic
     const carry_serve_request *r = &answer->request;
     carry_json_add_text(to, "stop_reason", reason_of(choice));
     carry_json_add_text(to, "stop_sequence",
-                        choice->reason == CARRY_REASON_STOP && r->stop_count == 1 ? r->stops[0] : NULL);
+                        choice->reason == CARRY_REASON_STOP && choice->stop < r->stop_count ? r->stops[choice->stop]
+                                                                                            : NULL);
 }
 
 static void add_usage(const carry_serve_answer *answer, carry_json_text *to) {

@@ -199,14 +199,21 @@ static bool put_body(carry_json_text *to, const carry_json *body, carry_serve_re
     if (carry_serve_member(body, "max_tokens") == NULL) {
         return carry_serve_refuse(refusal, 400, "max_tokens", "max_tokens: Field required");
     }
+    const carry_json *stops = carry_serve_member(body, "stop_sequences");
+    if (stops != NULL && stops->kind != CARRY_JSON_ARRAY) {
+        return carry_serve_refuse(refusal, 400, "stop_sequences", "stop_sequences: expected a list of texts");
+    }
+    if (thinking != NULL && thinking->kind != CARRY_JSON_OBJECT) {
+        return carry_serve_refuse(refusal, 400, "thinking", "thinking: expected an object with a type");
+    }
     carry_json_begin(to, NULL, '{');
     for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
         if (carry_serve_member(body, same[i]) != NULL) {
             carry_json_add_node(to, same[i], carry_serve_member(body, same[i]));
         }
     }
-    if (carry_serve_member(body, "stop_sequences") != NULL) {
-        carry_json_add_node(to, "stop", carry_serve_member(body, "stop_sequences"));
+    if (stops != NULL) {
+        carry_json_add_node(to, "stop", stops);
     }
     if (thinking != NULL) {
         carry_json_begin(to, "chat_template_kwargs", '{');

@@ -53,6 +53,11 @@ static bool check_prompt(const carry_lm_server *s, carry_serve_request *r, carry
                                       r->bias_tokens[i], vocabulary - 1);
         }
     }
+    if (r->choices > s->engine->queue) {
+        return carry_serve_refuse(refusal, 400, "n",
+                                  "n is %" PRId64 ": this server queues %" PRId64 " requests (--queue)", r->choices,
+                                  s->engine->queue);
+    }
     const int64_t most = context - r->id_count;
     r->max_tokens = r->max_tokens < 0 || r->max_tokens > most ? most : r->max_tokens;
     if (r->stop_count > 0 && s->engine->model.tokenizer == NULL) {

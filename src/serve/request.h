@@ -4,12 +4,12 @@
        engine --tokens, text--> parser --parts--> dialect->part (streamed) or choice (whole) --dialect--> client
 
    A dialect is one of the HTTP interfaces: OpenAI's chat and text completions (openai_*.c), Anthropic's messages. All
-   dialects fill the same request, and each writes the same parts in its own form. Two functions choose modules:
+   dialects fill the same request, and each writes the same parts in its own form. Each choice has two modules:
 
-   - Constraint: carry_serve_constrain (constrain.h) makes the mask of a choice from `format`. The engine's thread asks
-     it before each token of the choice which tokens may follow.
-   - Parser: carry_serve_parser_open (parser.h) chooses how the text of a choice is split into content, reasoning and
-     tool calls.
+   - Constraint: carry_serve_constrain (constrain.h) makes it from `format` and `tool_choice`, if these
+     restrict the answer. The engine's thread asks it before each token of the choice which tokens may follow.
+   - Parser: carry_serve_parser_open (parser.h) makes it from the request and the prompt. It splits the text of the
+     choice into content, reasoning and tool calls.
 
    Threads: the HTTP thread takes bodies; preparing threads parse, render and tokenize; the engine's thread runs steps
    and masks; the output thread parses texts and writes answers. A request does not change once it is submitted. */
@@ -139,8 +139,8 @@ typedef struct carry_serve_call {
     carry_json_text arguments;
 } carry_serve_call;
 
-/* A choice so far. In a streamed answer, texts and calls are not collected, and `tokens` are those that the next part
-   will report. */
+/* A choice so far. In a streamed answer, texts and the arguments of calls are not collected, and `tokens` are those
+   that the next part will report. */
 typedef struct carry_serve_choice {
     int64_t index;
     carry_json_text text, reasoning; /* raw bytes, not escaped */
@@ -152,15 +152,16 @@ typedef struct carry_serve_choice {
     int block, block_kind; /* in Anthropic's streams: the current content block */
     bool is_ended;
     carry_engine_reason reason;
+    int64_t stop; /* with CARRY_REASON_STOP: the index of the stop text */
     int64_t completion_tokens, cached_tokens;
 } carry_serve_choice;
 
 typedef struct carry_serve_answer carry_serve_answer; /* answer.h: the client, the choices, the counts */
 
-/* One HTTP interface. All functions except parse run on the output thread. */
+/* One HTTP interface. parse runs on a preparing thread, write_error on any thread, all others on the output thread. */
 struct carry_serve_dialect {
     const char *name; /* label in /metrics */
-    /* Fills `request` from its body. Returns false with a refusal. Called on any thread. */
+    /* Fills `request` from its body. Returns false with a refusal if the body is invalid. */
     bool (*parse)(carry_ctx *ctx, carry_serve_request *request, carry_serve_refusal *refusal);
     /* Writes a whole answer. */
     void (*write)(carry_serve_answer *answer, carry_json_text *body);

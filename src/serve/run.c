@@ -68,6 +68,7 @@ bool carry_serve_on_event(void *user, const carry_engine_event *event) {
                                .run = run,
                                .is_end = is_end,
                                .reason = event->reason,
+                               .stop = event->stop,
                                .status = event->status,
                                .prompt_tokens = event->prompt_tokens,
                                .cached_tokens = event->cached_tokens,

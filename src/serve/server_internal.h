@@ -58,6 +58,7 @@ typedef struct carry_serve_message {
     carry_serve_run *run;
     bool is_end;
     carry_engine_reason reason;
+    int64_t stop; /* with CARRY_REASON_STOP: the index of the stop text */
     carry_status status;
     int64_t prompt_tokens, cached_tokens, tokens;
     double first_s, seconds;

@@ -94,6 +94,11 @@ void carry_chat_close(carry_chat *chat) {
     *chat = (carry_chat){.end = -1};
 }
 
+static bool has(const carry_json *message, const char *key) {
+    const carry_json *found = carry_json_find(message, key);
+    return found != NULL && found->kind != CARRY_JSON_NULL;
+}
+
 /* Writes a message without its null values, and its reasoning under the names that templates look for. */
 static void write_message(carry_json_text *to, const carry_json *message) {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
@@ -103,7 +108,7 @@ static void write_message(carry_json_text *to, const carry_json *message) {
         reasoning = found != NULL && found->kind != CARRY_JSON_NULL ? found : NULL;
     }
     carry_json_begin(to, NULL, '{');
-    if (reasoning != NULL && carry_json_find(message, "thinking") == NULL) {
+    if (reasoning != NULL && !has(message, "thinking")) {
         carry_json_add_node(to, "thinking", reasoning);
     }
     for (const carry_json *one = carry_json_first(message); one != NULL; one = one->next) {
@@ -112,7 +117,7 @@ static void write_message(carry_json_text *to, const carry_json *message) {
             carry_json_add_node(to, one->key, is_reasoning ? reasoning : one);
         }
     }
-    if (reasoning != NULL && carry_json_find(message, "reasoning_content") == NULL) {
+    if (reasoning != NULL && !has(message, "reasoning_content")) {
         carry_json_add_node(to, "reasoning_content", reasoning);
     }
     carry_json_end(to, '}');
