@@ -1,9 +1,9 @@
-/* Forwards as graphs: one for each position in the ring, visible window and kind of pass.
+/* Forwards as graphs: one for each set of kernel arguments (key_of).
 
    A forward of one chunk whose tensors are on the device launches some 400 kernels. Their arguments depend only on the
-   chunk's position in the ring, on the frames that it attends to and on the addresses of its latents: the time, the
-   positions and the text are read from memory. A stream repeats the same call in every step, and in every round of the
-   ring. */
+   chunk's position in the ring, the frames that it attends to, the KV bias, the number of text rows, and the addresses
+   of latents and velocity: the time, the positions and the text are read from memory. A stream repeats the same call in
+   every step, and in every round of the ring. */
 #include "carry/device.h"
 #include "core/context.h"
 #include "model/dit/dit_cache.h"
@@ -109,6 +109,31 @@ static carry_status record_counted(const carry_dit_chunks *call, carry_status (*
     return status;
 }
 
+/* Making a graph may wait until the GPU is idle, and a graph of another rank on that GPU may wait for this rank. So the
+   ranks of a mesh make their graphs together, while none of them has work on its GPU, and launch them when all are
+   made. Fails on all ranks if it fails on one. */
+static carry_status record_together(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call),
+                                    carry_dit_graph *found) {
+    const carry_dit *dit = call->cache->dit;
+    const int device = dit->own.device;
+    carry_stream *stream = carry_ctx_stream(dit->ctx, device);
+    if (dit->mesh == NULL) {
+        return record_counted(call, work, found);
+    }
+    CARRY_TRY(carry_stream_wait(dit->ctx, device, stream));
+    CARRY_TRY(carry_barrier(dit->mesh));
+    carry_status status = record_counted(call, work, found);
+    status = status == CARRY_OK ? carry_stream_wait(dit->ctx, device, stream) : status;
+    int64_t failed = status != CARRY_OK;
+    CARRY_TRY(carry_all_reduce(dit->mesh, &failed, 1, CARRY_I64, CARRY_REDUCE_MAX));
+    if (failed != 0 && status == CARRY_OK) {
+        carry_graph_free(dit->ctx, device, found->graph);
+        found->graph = NULL;
+        return carry_fail(dit->ctx, CARRY_EPEER, "another rank of the mesh cannot record a forward");
+    }
+    return status;
+}
+
 /* Runs a call that was made before. */
 static carry_status run_again(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call),
                               carry_dit_graph *found) {
@@ -118,7 +143,7 @@ static carry_status run_again(const carry_dit_chunks *call, carry_status (*work)
     if (cache->no_graph || cache->options.no_graphs) {
         return work(call);
     }
-    if (found->graph == NULL && record_counted(call, work, found) != CARRY_OK) {
+    if (found->graph == NULL && record_together(call, work, found) != CARRY_OK) {
         carry_log(dit->ctx, CARRY_LOG_WARNING, "forwards are not replayed as graphs: %s", carry_ctx_error(dit->ctx));
         cache->no_graph = true;
         return work(call);

@@ -180,7 +180,11 @@ static carry_status widen(const opened *o, const carry_tensor *from, const carry
     float *ordered = order != NULL && order->groups > 0 ? carry_aligned_new((size_t)count * sizeof *values) : values;
     *to = ordered;
     if (values == NULL || ordered == NULL) {
+        if (ordered != values) {
+            free(ordered);
+        }
         free(values);
+        *to = NULL;
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: an adapter");
     }
     const carry_status status =

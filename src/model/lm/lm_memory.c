@@ -98,18 +98,27 @@ static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-/* On a GPU the head is fast if it computes the logits of this many tokens at once: for 32768 tokens and 32000 words it
-   takes 46 ms in blocks of 128, which carry_linear_cross_entropy_workspace asks for, and 13 ms in blocks of 8192
-   (H200). */
+/* Tokens whose logits the head computes at once on a GPU, unless the pass has fewer tokens. Larger blocks are faster:
+   for 32768 tokens and a vocabulary of 32000 it takes 46 ms in blocks of 128, for which
+   carry_linear_cross_entropy_workspace asks, and 13 ms in blocks of 8192 (H200). */
 #define HEAD_TOKENS 2048
+/* For a vocabulary of up to this size, training in bf16 computes logits in f16, of twice the tokens at once, from
+   copies of the weight and of the inputs. */
+#define HALF_WORDS 32768
 
 static size_t head_bytes(const carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
     const int64_t logits[] = {pass->tokens < HEAD_TOKENS ? pass->tokens : HEAD_TOKENS, c->vocab_size};
+    const int64_t copies[] = {c->vocab_size + 2 * HEAD_TOKENS, c->hidden_size};
     size_t bytes = carry_linear_cross_entropy_workspace(pass->tokens, c->hidden_size, c->vocab_size);
-    size_t more;
-    return pass->lm->own.device != 0 && carry_size_product(&more, logits, 2, sizeof(float)) ? larger(bytes, more)
-                                                                                            : bytes;
+    size_t more = 0;
+    size_t beside = 0;
+    const bool half = !pass->options.forward_only && pass->options.dtype == CARRY_BF16 && c->vocab_size <= HALF_WORDS;
+    if (pass->lm->own.device == 0 || !carry_size_product(&more, logits, 2, sizeof(float)) ||
+        (half && !carry_size_product(&beside, copies, 2, sizeof(uint16_t)))) {
+        return bytes;
+    }
+    return larger(bytes, more + beside + 1024);
 }
 
 /* The largest workspace that an operator of the pass needs. */

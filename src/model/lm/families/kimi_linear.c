@@ -145,6 +145,7 @@ static void set_defaults(carry_lm_config *c) {
 
 static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
     CARRY_TRY(carry_lm_kimi_finish(ctx, c));
+    c->tie_word_embeddings = false; /* transformers' class ignores it: files always have a head */
     for (int64_t i = 0; carry_lm_kimi_of(c)->mixers_listed == 0 && i < c->num_hidden_layers; i++) {
         c->mixer[i] = i > 0 && i % 4 == 0 ? CARRY_LM_MIXER_LATENT : CARRY_LM_MIXER_KDA;
     }

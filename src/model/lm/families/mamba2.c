@@ -62,7 +62,7 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
 
 static const char *const renamed[][2] = {{"backbone.embeddings.weight", "backbone.embedding.weight"}, {NULL, NULL}};
 
-static const carry_lm_file_names files = {.prefix = "backbone.", .renamed = renamed};
+static const carry_lm_file_names files = {.prefix = "model.", .renamed = renamed};
 
 const carry_lm_family carry_lm_family_mamba2 = {
     .name = "mamba2",

@@ -239,6 +239,7 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
             return carry_fail(ctx, CARRY_EUNSUPPORTED, "mlp_bias is not supported beside layers of experts");
         }
     }
+    c->tie_word_embeddings = false; /* transformers' class ignores it: files always have a head */
     c->mamba.norm_eps = c->norm_eps;
     c->experts.router.scale = (float)own->expert_scale;
     return CARRY_OK;
