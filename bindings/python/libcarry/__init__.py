@@ -11,7 +11,8 @@
 numpy arrays and PyTorch CPU tensors are taken without copies. The functions of the gated delta rule have
 flash-linear-attention's names, arguments and results. `libcarry.available("scans")` says what there is.
 
-The delta rule takes CUDA tensors, too. `libcarry.patch_fla()` makes flash-linear-attention's layers call Carry.
+The delta rule takes CUDA tensors, too. `libcarry.patch_fla()` makes flash-linear-attention's layers call Carry,
+`libcarry.patch_transformers()` those of transformers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from ._context import get_threads, release, set_threads
 from ._version import __version__
 from .chat import render_chat, render_template
+from .conv import causal_conv1d_fn, causal_conv1d_update
 from .delta import (
     chunk_delta_rule,
     chunk_gated_delta_rule,
@@ -33,6 +35,7 @@ from .model import Model, State, load
 from .plan import Entry, available, plan
 from .scan import scan
 from .tokenizer import Decoder, Tokenizer
+from .transformers import patch_transformers
 
 __all__ = [
     "Decoder",
@@ -46,6 +49,8 @@ __all__ = [
     "Tokenizer",
     "__version__",
     "available",
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
     "chunk_kda",
@@ -55,6 +60,7 @@ __all__ = [
     "get_threads",
     "load",
     "patch_fla",
+    "patch_transformers",
     "plan",
     "release",
     "render_chat",

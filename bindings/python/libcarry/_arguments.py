@@ -39,6 +39,12 @@ def method_of(chunk_size: int | None, q: Any) -> str | None:
     return None if getattr(q, "is_cuda", False) else f"chunk{chunk_size}"
 
 
+def check_kda_chunk_size(chunk_size: int | None) -> None:
+    """flash-linear-attention's condition for KDA, in its words, by which callers recognise it."""
+    if chunk_size is not None and chunk_size not in (32, 64):
+        raise ValueError(f"`chunk_size` must be either 32 or 64, got {chunk_size}")
+
+
 def state_v_first_of(state_v_first: bool, old_name: bool | None) -> bool:
     if old_name is None:
         return state_v_first

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import conv
+from ._arrays import wants_autograd
 from ._rule import Inputs, Options, backward, forward
 from .scan import _gradients, _run
 
@@ -85,8 +87,11 @@ class DeltaRule(_Operator):
     def forward(
         options: Options, want_state: bool, cu_seqlens: np.ndarray[Any, Any] | None, *tensors: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        result = forward(Inputs._make((*tensors, cu_seqlens)), options, want_state, keep=True)
-        return result.o, result.final_state, result.kept
+        x = Inputs._make((*tensors, cu_seqlens))
+        keep = x.q.shape[1] > 1  # one token keeps nothing: a copy of its state would stay for every token of a text
+        result = forward(x, options, want_state, keep)
+        kept = result.kept if keep else x.q.new_empty(0, dtype=torch.uint8)
+        return result.o, result.final_state, kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -166,3 +171,31 @@ class Scan(_Operator):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         return Scan._each(info, in_dims, arguments)
+
+
+class Convolution(torch.autograd.Function):
+    """A causal convolution of rows [B, T, C] (conv.run)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, before: Any, borders: Any, activation: int) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, before, borders)
+        ctx.activation = activation
+        y: torch.Tensor = conv.run(x, weight, before, borders, activation)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        x, weight, before, borders = ctx.saved_tensors
+        dx, dw, dbefore = conv.gradients(dy.contiguous(), x, weight, before, borders, ctx.activation)
+        return dx, dw.to(weight.dtype), dbefore, None, None
+
+
+def convolution(x: Any, weight: Any, before: Any, borders: Any, activation: int) -> torch.Tensor:
+    """Convolution.apply, or without autograd where it has nothing to differentiate."""
+    if not wants_autograd(x, weight, before):
+        x, weight, before = (None if t is None else t.detach() for t in (x, weight, before))
+        y: torch.Tensor = conv.run(x, weight, before, borders, activation)
+        return y
+    result: torch.Tensor = Convolution.apply(x, weight, before, borders, activation)
+    return result

@@ -19,6 +19,7 @@ from ._context import Context
 from ._library import lib
 
 _ALIGNMENT = 16  # bytes: what the kernels' vector loads and Hopper's copy engine take
+_WIDE = 128  # heads of more values must be next to each other (delta/cuda/chunk/chunk.h)
 _MAX_FETCHED = 32
 _fetched: OrderedDict[int, tuple[Any, int, np.ndarray[Any, Any]]] = OrderedDict()
 
@@ -56,6 +57,8 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     row = tensor.shape[-1]
     if row > 1 and tensor.stride(-1) != 1:
         return tensor.contiguous()
+    if row > _WIDE and tensor.shape[-2] > 1 and tensor.stride(-2) != row:
+        return tensor.contiguous()
     if row * tensor.element_size() % _ALIGNMENT == 0 and not _is_aligned(tensor):
         return tensor.clone(memory_format=torch.contiguous_format)
     return tensor
@@ -68,7 +71,7 @@ def packed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _workspace(size: int, device: torch.device) -> torch.Tensor:
+def workspace(size: int, device: torch.device) -> torch.Tensor:
     try:
         return torch.empty(size, dtype=torch.uint8, device=device)
     except torch.cuda.OutOfMemoryError as error:
@@ -85,15 +88,21 @@ def call(context: Context, function: Any, plan: Any, arguments: Any, size: int, 
 
     The workspace goes back to PyTorch's allocator on return, which hands it on only to work later in the same stream.
     """
+    memory = workspace(size, like.device) if size > 0 else None
+    place = None if memory is None else memory.data_ptr()
+    enqueue(context, function, like, plan.handle, arguments, place, size)
+
+
+def enqueue(context: Context, function: Any, like: torch.Tensor, *arguments: Any) -> None:
+    """Call a function of the library whose work goes into the current stream of like's device."""
     device = device_number(like)
-    workspace = _workspace(size, like.device) if size > 0 else None
     stream = _stream(device - 1)
     if context.streams.get(device) != stream:
         context.check(lib.carry_ctx_set_stream(context.handle, device, stream))
         context.streams[device] = stream
     here = torch.cuda.current_device()
     try:
-        context.check(function(plan.handle, arguments, None if workspace is None else workspace.data_ptr(), size))
+        context.check(function(*arguments))
     finally:
         if here != device - 1:  # the library makes the device of the call the current one
             torch.cuda.set_device(here)

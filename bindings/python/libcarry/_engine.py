@@ -62,6 +62,7 @@ class EngineEvent(Sized):
         ("state", c_uint64),
         ("drafted_tokens", c_int64),
         ("accepted_tokens", c_int64),
+        ("stop", c_int64),
     ]
 
 

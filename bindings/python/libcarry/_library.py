@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from ctypes import POINTER, c_bool, c_char_p, c_int, c_size_t, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -71,6 +71,10 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_delta_kept_bytes": (c_size_t, [_PLAN]),
     "carry_delta_forward": (_STATUS, [_PLAN, POINTER(s.DeltaForwardArgs), c_void_p, c_size_t]),
     "carry_delta_backward": (_STATUS, [_PLAN, POINTER(s.DeltaBackwardArgs), c_void_p, c_size_t]),
+    # nn.h
+    "carry_conv": (_STATUS, [_CTX, POINTER(s.ConvArgs)]),
+    "carry_conv_backward": (_STATUS, [_CTX, POINTER(s.ConvBackwardArgs), c_void_p, c_size_t]),
+    "carry_conv_backward_workspace": (c_size_t, [c_int64] * 4),
     # chat.h
     "carry_render_chat": (_STATUS, [_CTX, c_char_p, c_char_p, _OUT]),
     "carry_render_template": (_STATUS, [_CTX, c_char_p, c_char_p, _OUT]),

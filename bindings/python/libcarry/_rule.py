@@ -250,6 +250,65 @@ def forward(x: Inputs, options: Options, want_state: bool, keep: bool) -> Forwar
     return Forward(o, final_state, kept, lib.carry_delta_plan_algorithm(plan.handle).decode())
 
 
+def forward_with_states(x: Inputs, options: Options, want_state: bool, every: int) -> tuple[Any, Any, Any]:
+    """o, the final state where it is wanted, and the states that enter chunks of `every` tokens, in q's type.
+
+    These are [B, chunks, HV, K, V]; those of packed sequences follow one another, with B = 1.
+    """
+    if x.cu_seqlens is not None:
+        return _packed_with_states(x, options, want_state, every)
+    batch, heads = x.q.shape[0], x.v.shape[2]
+    count = (x.q.shape[1] + every - 1) // every
+    shape = _state_shape(x, options)
+    if _is_empty(x):
+        result = _forward_empty(x, options, want_state, keep=False)
+        return result.o, result.final_state, empty(x.q, (batch, 0, *shape[1:]))
+    x = _readable(x)
+    device = device_number(x.q)
+    problem = _problem(x, options, device)
+    problem.snapshot_every = every
+    context = current(device)
+    plan = context.delta_plan(problem, None if options.method is None else options.method.encode())
+    o = empty(x.v, (batch, x.q.shape[1], heads, x.v.shape[3]))
+    final_state = empty(x.v, shape, "float32") if want_state else None
+    after = empty(x.v, (batch, count, *shape[1:]), "float32")
+    arguments = s.DeltaForwardArgs()
+    _set_inputs(arguments, x)
+    arguments.o, arguments.snapshots = view("o", o), view("snapshots", after)
+    _set_optional(arguments, "final_state", final_state)
+    size = lib.carry_delta_forward_workspace(plan.handle)
+    _call(context, lib.carry_delta_forward, plan, byref(arguments), size, x.q)
+    states = empty(x.q, after.shape)
+    states[:, 0] = 0 if x.initial_state is None else x.initial_state
+    states[:, 1:] = after[:, :-1]
+    return o, final_state, states
+
+
+def _packed_with_states(x: Inputs, options: Options, want_state: bool, every: int) -> tuple[Any, Any, Any]:
+    """One call for each sequence: a call for all would make room for the longest one in each."""
+    o = empty(x.v, (1, x.q.shape[1], *x.v.shape[2:]))
+    shape = _state_shape(x, options)
+    if x.initial_state is not None and tuple(x.initial_state.shape) != shape:
+        raise ValueError(f"initial_state has shape {list(x.initial_state.shape)} where {list(shape)} is needed")
+    final_state = empty(x.v, shape, "float32") if want_state else None
+    borders = [int(border) for border in x.cu_seqlens]
+    if borders[0] != 0 or borders != sorted(borders) or borders[-1] != x.q.shape[1]:
+        raise ValueError(f"cu_seqlens must start at 0, not decrease and end at {x.q.shape[1]}, the number of tokens")
+    counts = [(end - begin + every - 1) // every for begin, end in zip(borders, borders[1:])]
+    states, at = empty(x.q, (1, sum(counts), *shape[1:])), 0
+    for i, count in enumerate(counts):
+        rows = slice(borders[i], borders[i + 1])
+        tokens = {name: getattr(x, name)[:, rows] for name in ("q", "k", "v", "beta")}
+        first = None if x.initial_state is None else x.initial_state[i : i + 1]
+        gate = None if x.g is None else x.g[:, rows]
+        one = x._replace(**tokens, g=gate, initial_state=first, cu_seqlens=None)
+        o[:, rows], last, states[:, at : at + count] = forward_with_states(one, options, want_state, every)
+        if final_state is not None:
+            final_state[i : i + 1] = last
+        at += count
+    return o, final_state, states
+
+
 def _gradients_of(x: Inputs) -> list[Any]:
     return [None if array is None else empty(array, array.shape) for array in x[:-1]]
 

@@ -26,6 +26,9 @@ PLAN_ESTIMATE, PLAN_MEASURE = range(2)
 # delta.h
 NO_GATE, HEAD_GATE, KEY_GATE = range(3)
 
+# nn.h
+NO_ACTIVATION, SILU = range(2)
+
 
 class Sized(Structure):
     """A structure whose first field is its size, as CARRY_INIT of status.h sets it."""
@@ -199,4 +202,34 @@ class DeltaBackwardArgs(Structure):
         ("cu_seqlens", Tensor),
         ("A_log", Tensor),
         ("dt_bias", Tensor),
+    ]
+
+
+class ConvArgs(Structure):
+    """carry_conv_args"""
+
+    _fields_ = [
+        ("y", Tensor),
+        ("after", Tensor),
+        ("x", Tensor),
+        ("w", Tensor),
+        ("before", Tensor),
+        ("cu_seqlens", Tensor),
+        ("activation", c_int),
+    ]
+
+
+class ConvBackwardArgs(Structure):
+    """carry_conv_backward_args"""
+
+    _fields_ = [
+        ("dx", Tensor),
+        ("dw", Tensor),
+        ("dbefore", Tensor),
+        ("dy", Tensor),
+        ("x", Tensor),
+        ("w", Tensor),
+        ("before", Tensor),
+        ("cu_seqlens", Tensor),
+        ("activation", c_int),
     ]

@@ -8,7 +8,7 @@ numpy arrays give numpy arrays; PyTorch tensors, on the CPU or on a CUDA device,
 tensor argument. q, k and v of different types are computed in float32; the chunked functions give o in the type of q,
 the recurrent ones in that of v, as flash-linear-attention does. Tensors whose last index is not contiguous are copied.
 Differences from flash-linear-attention: float32 is accepted everywhere; the recurrent functions have gradients too; K
-and V are at most 256; unknown keywords are refused.
+is at most 256 and V at most 512; unknown keywords are refused.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ._arguments import (
     beta_factor_of,
     beta_of,
     borders_of,
+    check_kda_chunk_size,
     check_safe_gate,
     gate_of,
     gate_parameters,
@@ -39,15 +40,29 @@ from ._arrays import (
     wants_autograd,
     widened,
 )
-from ._rule import Inputs, Options, forward, resolved
+from ._rule import Inputs, Options, forward, forward_with_states, resolved
 
 
 def _apply(x: Inputs, options: Options, output_final_state: bool, o_like: Any) -> tuple[Any, Any]:
     """The call, in the shortest way that its user allows; o gets the type of o_like. x.cu_seqlens is what was given."""
     o, final_state = _run(x, options, output_final_state)
-    if o.dtype != o_like.dtype:
-        o = o.astype(o_like.dtype) if isinstance(o, np.ndarray) else o.to(o_like.dtype)
-    return o, final_state
+    return _in_type_of(o, o_like), final_state
+
+
+def _in_type_of(array: Any, like: Any) -> Any:
+    if array.dtype == like.dtype:
+        return array
+    return array.astype(like.dtype) if isinstance(array, np.ndarray) else array.to(like.dtype)
+
+
+def _apply_with_states(x: Inputs, options: Options, output_final_state: bool, every: int, o_like: Any) -> Any:
+    """As _apply, and the states that enter chunks of `every` tokens, all in the type of o_like but the final one."""
+    if not isinstance(x.q, np.ndarray) and wants_autograd(*x[:-1]):
+        raise ValueError("return_intermediate_states=True has no gradients: use torch.no_grad() or inference_mode()")
+    if x.cu_seqlens is not None:
+        x = x._replace(cu_seqlens=offsets("cu_seqlens", x.cu_seqlens))
+    o, final_state, states = forward_with_states(x, options, output_final_state, every)
+    return _in_type_of(o, o_like), final_state, _in_type_of(states, o_like)
 
 
 def _run(x: Inputs, options: Options, output_final_state: bool) -> tuple[Any, Any]:
@@ -228,7 +243,7 @@ def chunk_kda(
     A_log: Array | None = None,
     dt_bias: Array | None = None,
     chunk_size: int | None = None,
-) -> tuple[Array, Array | None]:
+) -> tuple[Any, ...]:
     """KDA, the delta rule with a gate for every key channel, chunk by chunk.
 
     Args:
@@ -239,19 +254,18 @@ def chunk_kda(
         lower_bound: of the gate that use_gate_in_kernel makes.
         safe_gate: with use_gate_in_kernel it needs a lower_bound from -5 to below 0, as flash-linear-attention does.
             It changes no result: the gate is used as it is, however deep.
+        return_intermediate_states: also return the state at the start of every chunk; without gradients.
+        chunk_size: 32 or 64, as flash-linear-attention accepts; 64 for `return_intermediate_states` when absent.
         disable_recompute, use_graph, max_num_seqs: helpers of other implementations, not needed here.
         The others: as in `chunk_gated_delta_rule`.
 
     Returns:
-        o `[B, T, HV, V]`, and the final state or None.
+        o `[B, T, HV, V]`, and the final state or None; with return_intermediate_states also the states at the starts
+        of chunks, `[B, chunks, HV, K, V]` in q's type. Those of packed sequences follow one another, with B = 1.
     """
-    refused = {
-        "return_intermediate_states": return_intermediate_states,
-        "cp_context": cp_context is not None,
-    }
-    for name, asked in refused.items():
-        if asked:
-            raise NotImplementedError(f"{name}: not available for KDA")
+    if cp_context is not None:
+        raise NotImplementedError("cp_context: not available for KDA")
+    check_kda_chunk_size(chunk_size)
     options = Options(
         scale=scale_of(scale),
         state_v_first=state_v_first,
@@ -267,7 +281,10 @@ def chunk_kda(
             check_safe_gate(lower_bound)
         g = key_gate_of(g, A_log, dt_bias, lower_bound)
     borders = borders_of(cu_seqlens, cu_seqlens_cpu)
-    return _apply(_inputs(q, k, v, g, beta, initial_state, borders), options, output_final_state, q)
+    x = _inputs(q, k, v, g, beta, initial_state, borders)
+    if return_intermediate_states:
+        return _apply_with_states(x, options, output_final_state, chunk_size or 64, q)  # type: ignore[no-any-return]
+    return _apply(x, options, output_final_state, q)
 
 
 def fused_recurrent_kda(

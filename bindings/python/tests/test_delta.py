@@ -46,7 +46,7 @@ def test_forward_and_state_equal_the_recurrence(rng, function, T, dtype):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("sizes", [(1, 1), (7, 3), (60, 64), (100, 100), (128, 256), (256, 1)])
+@pytest.mark.parametrize("sizes", [(1, 1), (7, 3), (60, 64), (100, 100), (128, 256), (256, 1), (9, 511), (256, 512)])
 def test_any_key_and_value_size(rng, function, sizes):
     q, k, v, g, beta, h0 = inputs(rng, B=1, K=sizes[0], V=sizes[1])
     o, state = function(q, k, v, g=g, beta=beta, initial_state=h0, output_final_state=True)

@@ -28,6 +28,8 @@ STRUCTS = {
     "carry_delta_options": _structs.DeltaOptions,
     "carry_delta_forward_args": _structs.DeltaForwardArgs,
     "carry_delta_backward_args": _structs.DeltaBackwardArgs,
+    "carry_conv_args": _structs.ConvArgs,
+    "carry_conv_backward_args": _structs.ConvBackwardArgs,
     "carry_engine_options": _engine.EngineOptions,
     "carry_engine_request": _engine.EngineRequest,
     "carry_engine_event": _engine.EngineEvent,
@@ -83,6 +85,7 @@ def test_enumerators_are_the_headers():
     assert re.search(r"CARRY_SCAN_DIAGONAL, CARRY_SCAN_DENSE", header("scan.h"))
     gates = re.findall(r"CARRY_DELTA_(\w+_GATE)\b,", header("delta.h"))
     assert [getattr(_structs, gate) for gate in gates] == [0, 1, 2]
+    assert re.search(r"CARRY_NO_ACTIVATION,\s+CARRY_SILU,", header("nn.h"))
 
 
 def test_prepared_calls_name_fields_that_are_there():

@@ -257,10 +257,51 @@ def test_kda_names_what_it_does_not_have():
     with pytest.raises(ValueError, match="g has 3 dimensions"):
         libcarry.chunk_kda(**given)
     given["g"] = -torch.rand(2, 70, 4, 12)
-    with pytest.raises(NotImplementedError, match="return_intermediate_states"):
-        libcarry.chunk_kda(**given, return_intermediate_states=True)
+    with pytest.raises(ValueError, match="`chunk_size` must be either 32 or 64, got 16"):
+        libcarry.chunk_kda(**given, chunk_size=16)
+    with pytest.raises(ValueError, match="return_intermediate_states=True has no gradients"):
+        libcarry.chunk_kda(**{**given, "q": given["q"].requires_grad_()}, return_intermediate_states=True)
     with pytest.raises(ValueError, match="needs A_log"):
         libcarry.chunk_kda(**given, use_gate_in_kernel=True)
+
+
+def test_one_token_keeps_its_inputs_alone():
+    """A text that is written with gradients enabled keeps no second copy of the state for every token."""
+    given = {name: x if name == "initial_state" else x.detach()[:, :1].requires_grad_() for name, x in inputs().items()}
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+        o, state = libcarry.fused_recurrent_gated_delta_rule(**given, output_final_state=True)
+    assert sum(saved) == sum(x.numel() for x in given.values())
+    (o.sum() + state.sum()).backward()
+    assert given["initial_state"].grad is not None
+
+
+@pytest.mark.parametrize("state_v_first", [False, True])
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 0, 33, 70]])
+def test_kda_returns_the_states_at_the_starts_of_chunks(cu_seqlens, state_v_first):
+    """Each equals the final state of a call that ends there."""
+    given = {name: x.detach() for name, x in inputs().items() if name != "initial_state"}
+    given["g"] = -torch.rand(2, 70, 4, 12)
+    if cu_seqlens is not None:
+        given = {name: x[:1] for name, x in given.items()}
+    batch, borders = len(given["q"]), [0, 70] if cu_seqlens is None else cu_seqlens
+    sizes = (given["v"].shape[3], 12) if state_v_first else (12, given["v"].shape[3])
+    h0 = torch.randn(batch if cu_seqlens is None else len(borders) - 1, 4, *sizes)
+    options = {"output_final_state": True, "state_v_first": state_v_first}
+    o, final, h = libcarry.chunk_kda(
+        **given, initial_state=h0, cu_seqlens=cu_seqlens, chunk_size=32, return_intermediate_states=True, **options
+    )
+    plain = libcarry.chunk_kda(**given, initial_state=h0, cu_seqlens=cu_seqlens, **options)
+    close(o, plain[0], 1e-5)
+    close(final, plain[1], 1e-5)
+    wanted = []
+    for i, (begin, end) in enumerate(zip(borders, borders[1:])):
+        first = h0 if cu_seqlens is None else h0[i : i + 1]
+        for at in range(begin, end, 32):
+            part = {name: x[:, begin:at] for name, x in given.items()}
+            wanted.append(libcarry.chunk_kda(**part, initial_state=first, **options)[1])
+    assert h.dtype == given["q"].dtype
+    close(h, torch.stack(wanted, 1), 1e-5)
 
 
 def test_kda_makes_its_gate_with_gradients():
