@@ -18,8 +18,9 @@ struct carry_recorder;
 enum { CLI_DONE = 0, CLI_WRONG = 1, CLI_IMPOSSIBLE = 2 };
 
 /* CLI_NUMBER: a whole number, 0 or more. CLI_POSITIVE: 1 or more. CLI_REAL: any finite number; the verb checks its
-   range. CLI_TEXTS: may be given several times; empty texts count. CLI_BYTES: 1 or more, as "1000000", "512M" or
-   "1.5G", in units of 1,024. */
+   range. CLI_SECONDS: a number above 0. CLI_TEXT: not empty. CLI_TEXTS: may be given several times, and may be empty.
+   CLI_BYTES: 1 or more, such as "1000000", "512M" or "1.5G"; K, M, G and T are powers of 1,024. CLI_COUNT counts how
+   often the option is given. */
 typedef enum cli_kind {
     CLI_FLAG,
     CLI_COUNT,
@@ -79,12 +80,12 @@ extern const cli_verb *const cli_verbs[]; /* the table in main.c, the only list;
    NULL name. --help prints the help and sets common->help. */
 int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_option *own, cli_common *common);
 
-/* If `text` is an option that every verb has, returns the number of arguments that it takes, including itself; else
-   0. */
+/* If `text` is a common option, such as --json, or --deadline of verbs that run on ranks, returns the number of
+   arguments that it takes, including itself; else 0. */
 int cli_common_takes(const char *text);
 
-/* "carry VERB WORDS..." as typed, with quotes around words that contain blanks; for the run store. Call it before
-   cli_parse, which moves the words. */
+/* "carry VERB WORDS..." as typed, with quotes around words that are empty or contain blanks or special characters of
+   the shell; for the run store. Call it before cli_parse, which moves the words. */
 const char *cli_command(char *text, size_t size, const char *verb, int count, char **arguments);
 
 /* A context with the common options, or NULL after printing a message. Each rank (cli/ranks.h) has its own context
@@ -114,9 +115,10 @@ void cli_tell_dtype(carry_dtype dtype, char *why, bool is_json);
         "dtype", 0, CLI_TEXT, target, "TYPE",                                                                         \
             "type to compute in: f32, bf16 or f16 (bf16 if the weights are and its products are fast here, else f32)" \
     }
-/* Moves problems that name no device to the device `wanted` (--device). NULL: the default as above, for problems
-   that can be planned there. The new texts of `problems` are in *memory, which the caller frees. Returns CLI_DONE,
-   or CLI_IMPOSSIBLE after printing a message. */
+/* Adds ":device=..." to the problems that name no device, unless the device is the CPU, their default. wanted: the
+   value of --device; a problem that cannot run on that device is refused. NULL: the default device of cli_device;
+   problems that cannot run on it, or are for several ranks, are left unchanged. Changed entries of `problems` point
+   into *memory, which the caller frees. Returns CLI_DONE, or CLI_IMPOSSIBLE after printing a message. */
 int cli_device_problems(const cli_common *common, const char *wanted, int words, char **problems, char **memory);
 const char *cli_problem_device(const char *problem); /* "cpu" or "cuda" */
 
@@ -136,21 +138,24 @@ int cli_failed(carry_ctx *ctx);
 /* Reads a stream to its end. The result is zero-terminated and freed by the caller; NULL after printing a message. */
 char *cli_read_all(FILE *from, const char *name, size_t *length);
 
-/* Replaces control characters and escape sequences with ?, in place. Returns text. */
+/* Replaces control characters, and so also the start of every escape sequence, with ?, in place. Returns text. */
 char *cli_make_plain(char *text);
 
-/* CLI_IMPOSSIBLE with an error message if this store, which was named to be read, does not exist: opening it would
-   create it and hide a typo. CLI_DONE for NULL. */
+/* Checks that the run store exists, before it is opened for reading: opening would create it and hide a typo. path: the
+   value of --store; NULL: CARRY_STORE; nothing is checked if neither is set. Returns CLI_DONE, or CLI_IMPOSSIBLE after
+   printing a message. */
 int cli_store_there(const char *path);
 
-/* Handles Ctrl-C and SIGTERM: the first asks the work to stop (cli_interrupted) and ends the process if that does
-   not happen within two seconds; the second ends it at once. */
+/* Handles Ctrl-C, SIGTERM and SIGHUP. The first signal asks the work to stop (cli_interrupted). If the work has not
+   stopped after 1.2 seconds, the process is ended; but if it got some, yet at most half a second of processor time
+   since the signal, because the machine is busy, it gets up to 10 more seconds. A second Ctrl-C or SIGTERM ends it at
+   once. */
 void cli_catch_interrupt(void);
 bool cli_interrupted(void);
-/* Changes that limit, for work that ends cleanly by itself but may take longer; 0: no limit. */
+/* Changes the limit of 1.2 seconds, for work that ends cleanly by itself but may take longer; 0: no limit. */
 void cli_limit_interrupt(double seconds);
-/* As cli_interrupted, once the steps of a training have begun: the current step is finished and saved, however long
-   it takes. */
+/* As cli_interrupted, for training: also removes the time limit, so that the current step is finished and saved,
+   however long it takes. */
 bool cli_interrupted_in_training(void);
 
 /* Flushes standard output. Returns `code`, or CLI_IMPOSSIBLE with a message if the output could not be written, for
@@ -184,5 +189,8 @@ const char *cli_green(void);
 const char *cli_red(void);
 const char *cli_dim(void);
 const char *cli_plain(void);
+
+/* Prints text on standard output; on a terminal without control characters, which could change its state. */
+void cli_print_text(const char *text, size_t length, bool on_terminal);
 
 #endif

@@ -49,18 +49,6 @@ static void report_failure(const chat_session *d) {
     (void)fprintf(stderr, "carry: %s\n", carry_ctx_error(d->ctx));
 }
 
-/* Prints text; on a terminal without control characters, which could change its state. */
-static void show(const chat_session *d, const char *text, size_t length) {
-    for (size_t i = 0; i < length; i++) {
-        const unsigned char byte = (unsigned char)text[i];
-        const bool is_long = byte == 0xC2 && i + 1 < length && (unsigned char)text[i + 1] < 0xA0; /* U+0080 to U+009F */
-        const bool acts = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f || is_long;
-        (void)putchar(d->line.is_terminal && acts ? '?' : byte);
-        i += d->line.is_terminal && is_long;
-    }
-    (void)fflush(stdout);
-}
-
 static void print_rates(const carry_engine_event *end) {
     const double seconds = end->seconds - end->first_s;
     const double rate = end->tokens > 1 && seconds > 0.0 ? (double)(end->tokens - 1) / seconds : 0.0;
@@ -92,7 +80,8 @@ static bool run_request(chat_session *d, uint64_t id, carry_engine_event *end, c
             memcpy(grown + length, event.text, event.text_bytes);
             length += event.text_bytes;
             grown[length] = '\0';
-            show(d, event.text, event.text_bytes);
+            cli_print_text(event.text, event.text_bytes, d->line.is_terminal);
+            (void)fflush(stdout);
             if (event.token < 0) {
                 *end = event;
                 (void)snprintf(d->failure, sizeof d->failure, "%s", event.message);
@@ -310,20 +299,11 @@ static void close_session(chat_session *d) {
 static int run(int count, char **arguments) {
     chat_session d = {.dtype = CARRY_F32,
                       .engine_options = {CARRY_INIT(carry_engine_options), .sequences = 1},
-                      .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0}};
+                      .sampling = CLI_SAMPLING_DEFAULTS};
     const cli_option own[] = {
         {"system", 0, CLI_TEXT, &d.system, "TEXT", "the system prompt"},
         {"tokens", 'n', CLI_NUMBER, &d.tokens, "N", "tokens of an answer, at most (as the context allows)"},
-        {"temperature", 0, CLI_REAL, &d.sampling.temperature, "T",
-         "0: always the likeliest token; 1: the probabilities of the model (0.8)"},
-        {"top-k", 0, CLI_NUMBER, &d.sampling.top_k, "K", "sample from the K likeliest tokens (0: all)"},
-        {"top-p", 0, CLI_REAL, &d.sampling.top_p, "P",
-         "sample from the likeliest tokens whose probabilities add up to P (0.95)"},
-        {"min-p", 0, CLI_REAL, &d.sampling.min_p, "P",
-         "sample from tokens at least P times as probable as the likeliest (0: all)"},
-        {"repetition-penalty", 0, CLI_REAL, &d.sampling.repetition, "R",
-         "make tokens less likely that already occurred (1: off)"},
-        {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "seed of the random choices (1)"},
+        CLI_SAMPLING_OPTIONS(&d.sampling, &d.common.seed),
         {"think", 0, CLI_FLAG, &d.thinks, NULL, "think before the answer"},
         {"no-think", 0, CLI_FLAG, &d.thinks_not, NULL, "answer at once"},
         CLI_DTYPE_OPTION(&d.dtype_name),

@@ -13,17 +13,6 @@
 
 typedef cli_generating generate_session;
 
-/* Prints text; on a terminal without control characters, which could change its state. */
-static void show(const generate_session *d, const char *text, size_t length) {
-    for (size_t i = 0; i < length; i++) {
-        unsigned char byte = (unsigned char)text[i];
-        bool is_long = byte == 0xC2 && i + 1 < length && (unsigned char)text[i + 1] < 0xA0; /* U+0080 to U+009F */
-        bool acts = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f || is_long;
-        (void)putchar(d->on_terminal && acts ? '?' : byte);
-        i += d->on_terminal && is_long;
-    }
-}
-
 /* A prompt may be invalid UTF-8; the output is always valid. */
 static char *prompt_text(const carry_prompt *prompt, size_t *length) {
     char *text = malloc(CARRY_UNFOLD_GROWTH * (prompt->length + 4));
@@ -45,7 +34,7 @@ static void show_heading(generate_session *d) {
     }
     if (!d->is_chat && !d->by_ids) {
         (void)fputs(cli_bold(), stdout);
-        show(d, prompt, length);
+        cli_print_text(prompt, length, d->on_terminal);
         (void)fputs(cli_plain(), stdout);
     }
     free(prompt);
@@ -94,7 +83,7 @@ static void show_more(generate_session *d, const carry_continuation *c) {
         (void)printf("%s%u", d->shown > 0 ? " " : "", c->ids.id[d->shown]);
     }
     if (!d->by_ids && c->settled > d->shown) {
-        show(d, c->text + d->shown, c->settled - d->shown);
+        cli_print_text(c->text + d->shown, c->settled - d->shown, d->on_terminal);
         d->shown = c->settled;
     }
 }
@@ -197,8 +186,8 @@ static int generate(generate_session *d) {
     return count_whole(d);
 }
 
-/* Opens a model with weights from the folder or with random ones. Token ids of a random model have a text only if
-   its folder has a tokenizer. */
+/* Opens a model with the weights in the folder, or with random weights (--random). A folder for --random may lack a
+   tokenizer; prompts must then be token ids. */
 static carry_status open_model(generate_session *d, const char *folder, int device) {
     if (!d->is_random) {
         CARRY_TRY((d->by_ids ? carry_model_open_bare : carry_model_open)(d->ctx, &d->model, folder, device));
@@ -269,22 +258,13 @@ static int run(int count, char **arguments) {
     cli_catch_interrupt();
     generate_session d = {.tokens = 128,
                           .dtype = CARRY_F32,
-                          .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0},
+                          .sampling = CLI_SAMPLING_DEFAULTS,
                           .engine = {CARRY_INIT(carry_engine_options)}};
     const cli_option own[] = {
         {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "text to continue; repeat for more; -: standard input"},
         {"file", 0, CLI_TEXT, &d.file, "FILE", "prompts from a file, one per line"},
         {"tokens", 'n', CLI_NUMBER, &d.tokens, "N", "tokens for each prompt, at most (128)"},
-        {"temperature", 0, CLI_REAL, &d.sampling.temperature, "T",
-         "0: always the likeliest token; 1: the probabilities of the model (0.8)"},
-        {"top-k", 0, CLI_NUMBER, &d.sampling.top_k, "K", "sample from the K likeliest tokens (0: all)"},
-        {"top-p", 0, CLI_REAL, &d.sampling.top_p, "P",
-         "sample from the likeliest tokens whose probabilities add up to P (0.95)"},
-        {"min-p", 0, CLI_REAL, &d.sampling.min_p, "P",
-         "sample from tokens at least P times as probable as the likeliest (0: all)"},
-        {"repetition-penalty", 0, CLI_REAL, &d.sampling.repetition, "R",
-         "make tokens less likely that already occurred (1: off)"},
-        {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "seed of the random choices (1)"},
+        CLI_SAMPLING_OPTIONS(&d.sampling, &d.common.seed),
         {"regex", 0, CLI_TEXT, &d.regex, "R", "a regular expression that every text matches"},
         {"json-schema", 0, CLI_TEXT, &d.schema_file, "FILE", "a JSON schema that every text matches"},
         {"stop", 0, CLI_TEXTS, &d.stops, "TEXT", "end a text before this; may be repeated"},

@@ -92,6 +92,25 @@ static void refuse_option(const cli_verb *verb, const cli_option *own, const cli
                      carry_nearest_hint(hint, &near, "--"), verb->name);
 }
 
+/* Refuses a value of the wrong form; NULL: none was given. */
+static void refuse_value(const cli_option *option, const char *value) {
+    static const char *const forms[] = {[CLI_NUMBER] = "a whole number, 0 or more",
+                                        [CLI_POSITIVE] = "a whole number, 1 or more",
+                                        [CLI_REAL] = "a number",
+                                        [CLI_SECONDS] = "a positive number",
+                                        [CLI_BYTES] = "bytes above 0, as in 512M or 2G"};
+    const char *form = forms[option->kind]; /* NULL: a text */
+    char shown[64];
+    if (value == NULL) {
+        (void)cli_refuse("the option --%s needs a value%s%s", option->name, form != NULL ? ": " : "",
+                         form != NULL ? form : "");
+    } else if (form == NULL) {
+        (void)cli_refuse("the option --%s has an empty value", option->name);
+    } else {
+        (void)cli_refuse("the option --%s needs %s, not '%s'", option->name, form, cli_shown(shown, value));
+    }
+}
+
 /* Parses the option at arguments[*at], and moves *at past its value. */
 static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_option *common, char **arguments,
                       int count, int *at) {
@@ -127,15 +146,7 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
         value = *at + 1 < count ? arguments[++*at] : NULL;
     }
     if (value == NULL || !store_value(option, value)) {
-        char shown[64];
-        (void)cli_refuse("the option --%s needs %s, not '%s'", option->name,
-                         option->kind == CLI_TEXT || option->kind == CLI_TEXTS ? "a value"
-                         : option->kind == CLI_NUMBER                          ? "a whole number, 0 or more"
-                         : option->kind == CLI_POSITIVE                        ? "a whole number, 1 or more"
-                         : option->kind == CLI_REAL                            ? "a number"
-                         : option->kind == CLI_BYTES                           ? "bytes above 0, as in 512M or 2G"
-                                                                               : "a positive number",
-                         value != NULL ? cli_shown(shown, value) : "nothing");
+        refuse_value(option, value);
         return false;
     }
     return true;

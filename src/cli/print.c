@@ -122,3 +122,13 @@ const char *cli_dim(void) {
 const char *cli_plain(void) {
     return colour("\033[0m");
 }
+
+void cli_print_text(const char *text, size_t length, bool on_terminal) {
+    for (size_t i = 0; i < length; i++) {
+        const unsigned char byte = (unsigned char)text[i];
+        const bool is_long = byte == 0xC2 && i + 1 < length && (unsigned char)text[i + 1] < 0xA0; /* U+0080 to U+009F */
+        const bool acts = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f || is_long;
+        (void)putchar(on_terminal && acts ? '?' : byte);
+        i += on_terminal && is_long;
+    }
+}

@@ -1,12 +1,12 @@
 /* Generation with a language model of random weights as problems: generate:bf16:config=qwen3.5-0.8b:b16:prompt512:
    tokens64:device=cuda reads 16 prompts of 512 tokens and generates 64 tokens for each, through the engine.
 
-   Prompts are random and differ from the first token on, so that none comes from the cache. The probability of the
-   first token is compared with that of one pass of the model over the whole prompt, in the same type on the same
-   device.
+   Prompts are random and differ from the first token on, so that none comes from the cache. The log probability of
+   the first text's first token is compared with that of one pass of the model over the whole prompt, in the same type
+   on the same device.
 
-   With draft=4:accept=0.75 a step reads four guesses after the last token of each text, and the first three count as
-   right whatever was sampled: the speed that guesses would have if this share of them were right. */
+   With draft=4:accept=0.75 a step reads four draft tokens after the last token of each text, and the first three are
+   accepted regardless of what was sampled. This measures the speed of speculative decoding at that acceptance rate. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -44,7 +44,8 @@ typedef struct instance {
     double begun, all_begun, ended; /* times in seconds: start, every text has a token, end */
     int64_t begun_texts, after;     /* number of texts with a token; number of tokens after all_begun */
     int32_t first;                  /* the first token of the first text */
-    double logprob;
+    double logprob;                 /* of it, if it is compared */
+    bool compares;
     carry_status failure;
     char about[160];
 } instance;
@@ -210,6 +211,7 @@ static carry_status run(void *given) {
                                           .count = it->prompt,
                                           .tokens = it->tokens,
                                           .sampling = {.top_p = 1.0},
+                                          .logprobs = it->compares ? 0 : -1,
                                           .is_uncached = true};
         CARRY_TRY(carry_sequence_new(it->base.ctx, &q, &it->runner->sizes, &o));
         const carry_status status = carry_scheduler_add(it->scheduler, q, (uint64_t)i + 1);
@@ -287,7 +289,10 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     void *memory = NULL;
     void *there = NULL;
     *count = 0;
-    CARRY_TRY(run(it));
+    it->compares = true;
+    const carry_status ran = run(it);
+    it->compares = false;
+    CARRY_TRY(ran);
     float *logits = calloc((size_t)vocabulary, sizeof *logits);
     if (logits == NULL) {
         return carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: logits");
