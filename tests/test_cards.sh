@@ -145,7 +145,7 @@ flash-attention|Where it stands
 CITED
 # Each of these findings has figures of other people and our own, and belongs to a topic.
 for id in $wanted; do
-    if ! grep -q 'source: docs/results/' "$library/findings/$id.md" || ! grep -q '^topics: \[' "$library/findings/$id.md"; then
+    if ! grep -q -E 'source: docs/(results|attempts)/' "$library/findings/$id.md" || ! grep -q '^topics: \[' "$library/findings/$id.md"; then
         fail "the finding $id lacks a figure of ours, or a topic"
     fi
 done
@@ -231,7 +231,7 @@ if [ "$after" != $((before + 1)) ]; then fail "sharpen went from $before to $aft
 # A fault that check finds: exit 1, each fault with its place. A broken page under another verb: exit 2.
 sed -i 's/"6\.2"/"6.3"/' "$own/findings/cyclic-reduction-on-cpus.md"
 expect 1 "findings/cyclic-reduction-on-cpus.md" --library "$own" check
-expect 1 "6.3 is not in 'docs/results/scan.md'" --library "$own" check
+expect 1 "6.3 is not in 'docs/attempts/scan.md'" --library "$own" check
 rm "$own/cards/gpipe.md"
 expect 1 "'gpipe', which is not a card" --library "$own" check
 expect 1 '"rule": "broken-id"' --library "$own" check --json

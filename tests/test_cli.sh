@@ -75,7 +75,7 @@ for bad in "" ":" "scan" "scan:dense:diagonal" "scan:dense:" "scan::dense" "scan
 done
 refused "needs a whole number" bench --repeats many scan:dense
 refused "needs a positive number" bench --seconds -1 scan:dense
-refused "needs a whole number" bench scan:dense --threads
+refused "needs a value: a whole number" bench scan:dense --threads
 refused "not 'a?b'" bench scan:dense --repeats "$(printf 'a\nb')"
 refused "on a machine with" check --threads 5000 scan:dense
 refused "on a machine with" list --threads 1000 scans

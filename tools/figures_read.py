@@ -15,9 +15,10 @@ for dimension, factors in {"time": {"ns": 1e-9, "µs": 1e-6, "us": 1e-6, "ms": 1
 SHORT = {"k": "k tokens/s", "M": "M tokens/s", "us": "µs"}
 # names of numbers in JSON
 KEYS = [(r"tokens_per_s$", "tokens/s"), (r"frames_per_s$|^fps$", "frames/s"), (r"gflops$", "GFLOP/s"), (r"gbytes_s$", "GB/s"),
-        (r"(_s|_seconds|^seconds)$|^(clean|denoise|decode|recompute|slower_stage|cost)$", "s"), (r"_ms$|^ms$", "ms"), (r"_us$", "µs"),
+        (r"(_s|_seconds|^seconds)$|^(own|clean|denoise|decode|recompute|slower_stage|cost)$", "s"), (r"_ms$|^ms$", "ms"), (r"_us$", "µs"),
         (r"_kb$|_kB$", "kB"), (r"_MB$", "MB"), (r"_MiB$", "MiB"), (r"bytes$|^resident|^workspace$|^memory$", "bytes"),
         (r"^(share|busy|spread|value|overlap|mfu|exposed|use|score)$", "times")]
+COUNT = "count"  # unit of a number in JSON whose name is none of these: it is no figure that has a unit
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 TOKEN = re.compile(r"(?<![\w.,:²³#/])[-−+]?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?)(?![\w]|[.,:]\d)\s?(" + UNIT + r"|k|M)?(?![\w/])")
 LIST_OF = re.compile(r"(\s*(,|and|to|or|/|;|against|instead of|→)\s*|\s*[\d.,]+\s*)+")  # between numbers that share a unit
@@ -39,7 +40,8 @@ NO_FIGURES = re.compile("|".join([
 
 
 class Figure:
-    def __init__(self, page, line, place, text, unit, runs):
+    def __init__(self, page, line, place, text, unit, runs, is_prose=False):
+        self.is_prose = is_prose
         self.page, self.line, self.place, self.text, self.unit, self.runs = page, line, place, text, unit, runs
         digits = text.replace(",", "").replace("−", "-")
         self.value = abs(float(digits))
@@ -57,6 +59,8 @@ class Figure:
 
     def distance(self, value, unit):
         """How far a stored value of `unit` is from this figure; infinite if it does not round to it."""
+        if self.unit and (unit == COUNT or (unit is None and self.is_prose)):
+            return math.inf
         mine, theirs = UNITS.get(self.unit), UNITS.get(unit)
         if mine and theirs:
             factors = [theirs[1] / mine[1]] if mine[0] == theirs[0] else []
@@ -101,7 +105,8 @@ class Run:
             if "time(" in str(value.get("criterion")) and value.get("value"):  # a criterion may be a time or a ratio of times
                 self.numbers.append((value["value"], "s", f"{where}.value"))
             for name, entry in value.items():
-                if name not in ("command", "spec", "problem", "machine", "started", "ended", "folder", "about"):
+                if name not in ("command", "spec", "problem", "machine", "started", "ended", "folder", "about", "content", "row", "device") and not (
+                        name == "name" and isinstance(entry, str)):
                     self.add(str(value["name"]) if name == "value" and "name" in value else name, entry, f"{where}.{name}".lstrip("."))
         elif isinstance(value, list):
             numbers = sorted(x for x in value if isinstance(x, (int, float)))
@@ -115,7 +120,7 @@ class Run:
         elif isinstance(value, str):
             self.read(value, where)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            self.numbers.append((float(value), next((unit for pattern, unit in KEYS if re.search(pattern, key)), None), where))
+            self.numbers.append((float(value), next((unit for pattern, unit in KEYS if re.search(pattern, key)), COUNT), where))
 
     def find(self, figure):
         """The place of the number that is nearest to the figure and rounds to it, or None."""
@@ -185,19 +190,19 @@ class Reader:
             self.end_paragraph()
         if line.startswith("#"):
             self.heading, self.caption = line if line.startswith("## ") else self.heading, ""
-        elif not re.match(r"```|Of the \d+ figures on this page", line) and line.strip():
+        elif not line.startswith("```") and line.strip():
             self.start = self.start if self.paragraph else number
             self.paragraph.append(line.strip())
 
-    def add(self, line, place, numbers):
+    def add(self, line, place, numbers, is_prose=False):
         runs = self.runs[""] | self.runs[self.heading]
-        self.figures += [Figure(self.page, line, " ".join(place.split()), number, unit, runs) for number, unit in numbers]
+        self.figures += [Figure(self.page, line, " ".join(place.split()), number, unit, runs, is_prose) for number, unit in numbers]
 
     def end_paragraph(self):
         self.caption = " ".join(self.paragraph) or self.caption
         for sentence in re.split(r"(?<=[.:;]) (?=[A-Z(])", " ".join(self.paragraph)):
-            if not re.search(r"\bpublished\b|^Asked|[Pp]redicted|^Question", sentence):
-                self.add(self.start, sentence.replace("`", "")[:60], numbers_of(cleaned(sentence), False, None))
+            if not re.search(r"\bpublished\b|\b[Aa]ssumed\b|^Asked|[Pp]redicted|^Question", sentence):
+                self.add(self.start, sentence.replace("`", "")[:60], numbers_of(cleaned(sentence), False, None), True)
         self.paragraph = []
 
     def row(self, number, line):
@@ -207,7 +212,7 @@ class Reader:
         elif set(line) <= set("|- :") or re.match(r" *(tolerance|floor|asked|goal)", cells[0]):
             return
         for column, (cell, name) in list(enumerate(zip(cells, self.header)))[1:] if cells is not self.header else []:
-            if not (NOT_MEASURED.search(name) or (column < 3 and SIZES.search(name.strip())) or "published" in cell):
+            if not (NOT_MEASURED.search(name) or (column < 3 and SIZES.search(name.strip())) or re.search(r"\bpublished\b|\bassumed\b", cell)):
                 text = cleaned(cell)
                 unit = None if PLAIN.search(name) else unit_of(name) or unit_at_end(cleaned(cells[0]).strip()) or unit_at_end(self.caption)
                 with_all = len(re.findall(r"[A-Za-z]{3,}", text)) <= 6  # not a sentence
