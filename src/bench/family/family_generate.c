@@ -88,10 +88,10 @@ static carry_status parse(void *given, carry_problem *problem) {
     CARRY_TRY(parse_draft(it, problem));
     CARRY_TRY(carry_problem_device(it->base.ctx, &it->base.device, problem));
     CARRY_TRY(carry_problem_finish(it->base.ctx, problem, takes));
-    const int64_t sizes[] = {it->batch, it->prompt + it->tokens};
+    int64_t sizes[] = {it->batch, 0};
     size_t bytes;
     if (it->batch < 1 || it->prompt < 1 || it->tokens < 1 || it->batch > 4096 ||
-        !carry_size_product(&bytes, sizes, 2, 64)) {
+        __builtin_add_overflow(it->prompt, it->tokens, &sizes[1]) || !carry_size_product(&bytes, sizes, 2, 64)) {
         return carry_fail(it->base.ctx, CARRY_ESIZE, "'%s': expected b from 1 to 4096, prompt and tokens from 1 on",
                           problem->text);
     }
@@ -179,8 +179,11 @@ static double weight_bytes(const instance *it) {
     return (double)it->lm->own.trained * (double)carry_dtype_size(it->dtype);
 }
 
+/* The weights count once the set is made: a plan does not read the model's configuration. */
 static double bytes(const void *given) {
-    return weight_bytes(given);
+    const instance *it = given;
+    const double ids = (double)(it->batch * (it->prompt + it->tokens)) * (double)sizeof *it->ids;
+    return it->lm != NULL ? ids + weight_bytes(it) : ids;
 }
 
 static carry_status choose(void *given, const char *wanted) {
