@@ -38,7 +38,9 @@ END
 cat > $page << 'END'
 # Scans
 
-Measured on 2026-11-18 with gcc 12.2 at abcdef12 (`runs/scan-cpu.json`); the loop had 52 % of a copy, asked at most 90 %.
+Question: how fast is a scan?
+
+Method: measured on 2026-11-18 with gcc 12.2 at abcdef12 (`runs/scan-cpu.json`); the loop had 52 % of a copy, asked at most 90 %.
 
 | problem | loop, ms | tree, ms | ratio |
 | --- | --- | --- | --- |
@@ -51,11 +53,11 @@ grep -q '| all | 5 | 4 | 1 | 0 |' out || fail "five figures: dates, versions, si
 
 cp $page whole.md
 change 1.234 1.324 $page
-reported 'scan.md:7: 1.324 ms .* is in no stored run' "a changed figure is reported"
+reported 'scan.md:9: 1.324 ms .* is in no stored run' "a changed figure is reported"
 figures --write && fail "a figure without a run is refused"
 cp whole.md $page
 change 1.234 2.468 $page
-reported 'scan.md:7: 2.468 ms .* is new' "a figure that another number of the run gives is reported"
+reported 'scan.md:9: 2.468 ms .* is new' "a figure that another number of the run gives is reported"
 cp whole.md $page
 change '1.23 ms' '1.32 ms' README.md
 reported 'README.md:3: 1.32 ms' "a figure of README that no page states is reported"
@@ -69,11 +71,11 @@ cp whole.md $page
 holds "the page as it was holds"
 
 echo '| walk | 9.87 | | |' >> $page
-reported 'scan.md:8: 9.87 ms .* is in no stored run' "a figure without a run is reported"
+reported 'scan.md:10: 9.87 ms .* is in no stored run' "a figure without a run is reported"
 figures --write && fail "a new figure without a run is refused"
 printf 'walk 9.87 ms\n' | figures --store walk-cpu 'two cores' || fail "output that is not JSON is stored"
 change 'scan-cpu.json`' 'scan-cpu.json`, `runs\/walk-cpu.txt`' $page
-reported 'scan.md:8: 9.87 ms .* is new' "a new figure is reported until the list is written"
+reported 'scan.md:10: 9.87 ms .* is new' "a new figure is reported until the list is written"
 figures --write || fail "the list is written"
 holds "all figures are stored"
 cp $page whole.md
@@ -81,6 +83,12 @@ echo 'The link has an assumed rate of 50 GB/s.' >> $page
 holds "an assumed number is not a figure"
 change 'an assumed rate' 'a rate' $page
 reported '50 GB/s .* is in no stored run' "the same number without the word is reported"
+cp whole.md $page
+change '^Method: ' '' $page
+reported "scan.md: expected a paragraph with 'Method: ...'" "a page without its method is reported"
+cp whole.md $page
+change 2026-11-18 today $page
+reported 'scan.md: expected a date' "a page without a date is reported"
 cp whole.md $page
 change '| walk.*' '' $page
 reported '9.87 ms is in .* but not on the page' "a figure that left its page is reported"
