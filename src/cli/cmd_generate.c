@@ -169,7 +169,7 @@ static int generate(generate_session *d) {
     d->on_terminal = isatty(STDOUT_FILENO) != 0;
     d->results = calloc((size_t)d->count, sizeof *d->results);
     if (d->results == NULL) {
-        return cli_refuse("out of memory for %lld texts", (long long)d->count);
+        return cli_refuse("out of memory: %lld texts", (long long)d->count);
     }
     double started = carry_seconds();
     carry_status status = carry_generate(d->ctx, &d->model, d->prompts, d->count, &options, d->results);

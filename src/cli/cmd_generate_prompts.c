@@ -34,7 +34,7 @@ static bool add_prompt(cli_generating *d, const char *text, size_t length) {
         int64_t room = d->room > 0 ? 2 * d->room : 16;
         carry_prompt *grown = realloc(d->prompts, (size_t)room * sizeof *grown);
         if (grown == NULL) {
-            (void)cli_refuse("out of memory for %lld prompts", (long long)room);
+            (void)cli_refuse("out of memory: %lld prompts", (long long)room);
             return false;
         }
         d->prompts = grown;

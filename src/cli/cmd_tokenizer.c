@@ -253,7 +253,7 @@ static int64_t take_numbers(uint32_t **ids, int count, char **words) {
     }
     free(input);
     if (*ids == NULL) {
-        (void)cli_refuse("out of memory for %zu numbers", most);
+        (void)cli_refuse("out of memory: %zu numbers", most);
         return -1;
     }
     return taken;

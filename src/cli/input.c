@@ -24,7 +24,7 @@ char *cli_read_all(FILE *from, const char *name, size_t *length) {
         room *= 2;
     }
     if (text == NULL) {
-        (void)cli_refuse("out of memory for %s", name);
+        (void)cli_refuse("out of memory: %s", name);
     } else if (ferror(from)) {
         (void)cli_refuse("%s cannot be read: %s", name, strerror(errno));
         free(text);

@@ -96,7 +96,7 @@ carry_status carry_export_line(carry_ctx *ctx, FILE *to, const carry_run *run, c
     carry_json_end(text, '}');
     char *line = carry_json_text_take(text);
     if (line == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "out of memory to export run %lld", (long long)run->id);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: export of run %lld", (long long)run->id);
     }
     (void)fprintf(to, "%s\n", line);
     free(line);

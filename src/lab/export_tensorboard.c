@@ -134,7 +134,7 @@ static void write_record(events *e, message *event) {
     put(&record, event->bytes, event->length);
     put_little(&record, masked(carry_crc32c(0, event->bytes, event->length)), 4);
     if (e->status == CARRY_OK && (record.failed || event->failed)) {
-        e->status = carry_fail(e->ctx, CARRY_EMEMORY, "out of memory to export run %lld", (long long)e->run->id);
+        e->status = carry_fail(e->ctx, CARRY_EMEMORY, "out of memory: export of run %lld", (long long)e->run->id);
     }
     if (e->status == CARRY_OK) {
         e->status = carry_file_write(e->ctx, &e->file, record.bytes, record.length);

@@ -156,7 +156,7 @@ carry_status carry_remote_shell(carry_remote *remote, carry_process_result *resu
     }
     char *script = malloc(size);
     if (script == NULL) {
-        return carry_fail(remote->ctx, CARRY_EMEMORY, "out of memory for a command on %s", remote->host);
+        return carry_fail(remote->ctx, CARRY_EMEMORY, "out of memory: command on %s", remote->host);
     }
     char *at = script + snprintf(script, size, "cd '%s/%s'%s", remote->path, name, head);
     for (int i = 0; settings != NULL && settings[i] != NULL; i++) {

@@ -235,8 +235,13 @@ bool carry_serve_anthropic_parse(carry_ctx *ctx, carry_serve_request *r, carry_s
         return carry_serve_refuse(refusal, 400, "", "the body: expected an object");
     }
     bool is_read = put_body(&text, r->body, refusal);
-    if (is_read && (text.failed || carry_json_parse(ctx, &body, text.bytes, text.length, "the body") != CARRY_OK)) {
-        is_read = carry_serve_refuse(refusal, 400, "", "%s", text.failed ? "out of memory" : carry_ctx_error(ctx));
+    if (is_read) {
+        const carry_status status =
+            text.failed ? CARRY_EMEMORY : carry_json_parse(ctx, &body, text.bytes, text.length, "the body");
+        if (status != CARRY_OK) {
+            is_read = carry_serve_refuse(refusal, status == CARRY_EMEMORY ? 500 : 400, "", "%s",
+                                         text.failed ? "out of memory" : carry_ctx_error(ctx));
+        }
     }
     carry_json_text_free(&text);
     if (!is_read) {

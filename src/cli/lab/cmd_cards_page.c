@@ -16,7 +16,7 @@ static void print_labelled(const char *label, const char *text) {
 static int print_json_page(const carry_page *page) {
     char *line = carry_page_json(page);
     if (line == NULL) {
-        return cli_refuse("out of memory for %s as JSON", page->path);
+        return cli_refuse("out of memory: %s as JSON", page->path);
     }
     (void)puts(line);
     free(line);

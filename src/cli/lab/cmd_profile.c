@@ -412,7 +412,7 @@ static int run(int count, char **arguments) {
     given.own = calloc((size_t)count + 1, sizeof *given.own);
     given.verb_arguments = calloc((size_t)count + 1, sizeof *given.verb_arguments);
     int code = given.own != NULL && given.verb_arguments != NULL ? run_options(&given, count, arguments)
-                                                                 : cli_refuse("out of memory for the arguments");
+                                                                 : cli_refuse("out of memory: arguments");
     free(given.own);
     free(given.verb_arguments);
     return code;

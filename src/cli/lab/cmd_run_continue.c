@@ -32,10 +32,10 @@ static carry_status share_text(carry_comm *comm, char **text, const char *own) {
     uint64_t length = is_first ? strlen(own) : 0;
     CARRY_TRY(carry_broadcast(comm, &length, sizeof length, 0));
     *text = calloc(1, length + 1);
-    const carry_status status =
-        *text != NULL ? CARRY_OK
-                      : carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "out of memory for an experiment of %llu bytes",
-                                   (unsigned long long)length);
+    const carry_status status = *text != NULL
+                                    ? CARRY_OK
+                                    : carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY,
+                                                 "out of memory: experiment of %llu bytes", (unsigned long long)length);
     CARRY_TRY(carry_collective_agree(comm, status));
     if (is_first && *text != NULL) {
         memcpy(*text, own, length);

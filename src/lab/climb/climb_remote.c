@@ -8,7 +8,7 @@
 carry_status carry_climb_on(carry_climb *climb, const char *on) {
     carry_remote *remote = calloc(1, sizeof *remote);
     if (remote == NULL) {
-        return carry_fail(climb->ctx, CARRY_EMEMORY, "out of memory for %.60s", on);
+        return carry_fail(climb->ctx, CARRY_EMEMORY, "out of memory: %.60s", on);
     }
     carry_status status = carry_remote_of(climb->ctx, remote, on);
     status = status == CARRY_OK ? carry_remote_allocate(remote, 0) : status;

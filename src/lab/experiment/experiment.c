@@ -395,7 +395,7 @@ carry_status carry_experiment_load_text(carry_ctx *ctx, carry_experiment **exper
     char *copy = strdup(text);
     *experiment = NULL;
     if (copy == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "out of memory for an experiment");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: experiment");
     }
     return load(ctx, experiment, copy, strlen(copy), path);
 }

@@ -219,9 +219,9 @@ static carry_status measure_runs(keeper *k, carry_bench_options *options, int ru
         return carry_bench_problem(ctx, k->point->problem, k->ceilings, options, results, &count);
     }
     carry_runs *all = carry_runs_new();
-    carry_status status = carry_collective_agree(
-        has_ranks(k->options) ? k->options->comm : NULL,
-        all != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory for %d runs", runs));
+    carry_status status =
+        carry_collective_agree(has_ranks(k->options) ? k->options->comm : NULL,
+                               all != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: %d runs", runs));
     options->keep = carry_runs_add;
     options->keep_user = all;
     for (int i = 0; status == CARRY_OK && i < runs; i++) {

@@ -71,7 +71,7 @@ static carry_status write_arguments(carry_ctx *ctx, char **text, const char *con
     }
     carry_json_end(&words, ']');
     *text = carry_json_text_take(&words);
-    return *text != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory for the command");
+    return *text != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: command");
 }
 
 static carry_status resolve_folder(carry_ctx *ctx, char *folder, size_t size, const char *asked) {

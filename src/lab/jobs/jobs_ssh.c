@@ -152,7 +152,7 @@ static carry_status start_there(carry_store *store, carry_remote *remote, const 
     }
     free(job.text);
     if (s.text == NULL) {
-        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory for the script of job %lld", (long long)row->is.id);
+        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: script of job %lld", (long long)row->is.id);
     }
     carry_status status = carry_remote_run(remote, &result, s.text, HEAD_BYTES, LOOK_SECONDS, NULL);
     free(s.text);
@@ -218,7 +218,7 @@ static carry_status look_once(carry_store *store, carry_remote *remote, const ca
     append(&s, settings);
     append(&s, look_script);
     if (s.text == NULL) {
-        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory to look at job %lld", (long long)row->is.id);
+        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: state of job %lld", (long long)row->is.id);
     }
     carry_status status = carry_remote_run(remote, &result, s.text, LOG_BYTES + HEAD_BYTES, LOOK_SECONDS, NULL);
     free(s.text);
@@ -244,7 +244,7 @@ static carry_status bring_files(carry_store *store, carry_remote *remote, const 
                "  p=$1; shift; n=$((n - 1)); [ ! -e \"./$p\" ] || set -- \"$@\" \"./$p\"\ndone\n"
                "if [ $# -gt 0 ]; then exec tar -czf - -- \"$@\"; else exec tar -czf - -T /dev/null; fi\n");
     if (s.text == NULL) {
-        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory for the files of job %lld", (long long)row->is.id);
+        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: files of job %lld", (long long)row->is.id);
     }
     const carry_status status = carry_remote_fetch(remote, s.text, folder);
     free(s.text);

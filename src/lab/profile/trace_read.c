@@ -153,7 +153,7 @@ static const char *read_gpus(const carry_json *section, carry_hotspots *h) {
         }
         h->kernels++;
     }
-    return h->kernel != NULL ? NULL : "out of memory for its kernels";
+    return h->kernel != NULL ? NULL : "out of memory: kernels";
 }
 
 static const char *read_section(const carry_json *root, carry_hotspots *h) {
@@ -190,7 +190,7 @@ static const char *read_section(const carry_json *root, carry_hotspots *h) {
         }
         h->count++;
     }
-    return h->spot != NULL ? read_gpus(section, h) : "out of memory for its hotspots";
+    return h->spot != NULL ? read_gpus(section, h) : "out of memory: hotspots";
 }
 
 static carry_status parse(carry_ctx *ctx, carry_hotspots *hotspots, const char *text, size_t length, const char *name) {

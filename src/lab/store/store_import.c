@@ -73,8 +73,7 @@ static carry_status samples_of(const source *s, double **samples, int *count, co
     *count = 0;
     *samples = malloc((size_t)(wanted > 0 ? wanted : 1) * sizeof **samples);
     if (*samples == NULL || wanted > INT32_MAX) {
-        return carry_fail(s->store->ctx, CARRY_EMEMORY, "%s: out of memory for %lld samples", s->name,
-                          (long long)wanted);
+        return carry_fail(s->store->ctx, CARRY_EMEMORY, "%s: out of memory: %lld samples", s->name, (long long)wanted);
     }
     for (const carry_json *at = carry_json_first(list); at != NULL; at = at->next) {
         const double value = carry_json_number(at);
@@ -188,7 +187,7 @@ static carry_status import_machine(const source *s, int64_t *machine, const carr
     if (json != NULL) {
         status = carry_store_machine_row(s->store, machine, json);
     } else {
-        status = carry_fail(s->store->ctx, CARRY_EMEMORY, "out of memory for the facts of a machine");
+        status = carry_fail(s->store->ctx, CARRY_EMEMORY, "out of memory: facts of a machine");
     }
     free(json);
     return status;
@@ -283,7 +282,7 @@ static carry_status import_line(const source *s, carry_imported **all, int *coun
     carry_status status = carry_json_parse(s->store->ctx, &run, line, strlen(line), s->name);
     carry_imported *to = status == CARRY_OK ? add_imported(all, count) : NULL;
     if (status == CARRY_OK && to == NULL) {
-        status = carry_fail(s->store->ctx, CARRY_EMEMORY, "out of memory for the runs of %s", s->name);
+        status = carry_fail(s->store->ctx, CARRY_EMEMORY, "out of memory: runs of %s", s->name);
     }
     if (to != NULL) {
         const char *name = carry_json_string(carry_json_find(run, "name"));

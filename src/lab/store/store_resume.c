@@ -98,7 +98,7 @@ carry_status carry_store_resume(carry_store *store, int64_t run, const char *com
     char *text = append_invocation(store, before, command, invocation);
     free(before);
     if (text == NULL) {
-        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory for the invocations of run %lld", (long long)run);
+        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: invocations of run %lld", (long long)run);
     }
     carry_status status = carry_store_script(store, "continuing a run", "BEGIN IMMEDIATE");
     if (status == CARRY_OK) {
