@@ -57,9 +57,10 @@ static int set_typed(train_session *session, const typed *t) {
             continue;
         }
         if (session->resume && key->fixed) {
+            const bool is_adapter = carry_train_has_adapter(&session->options);
             return cli_refuse("--%s cannot be changed when a run is resumed: start a new run from its weights with "
-                              "--model %s/latest",
-                              key->name, session->options.out);
+                              "%s %s/latest",
+                              key->name, is_adapter ? "--model and --adapter" : "--model", session->options.out);
         }
         if (says_how_long(key->name)) {
             /* Overrides the length in the checkpoint or the file. */

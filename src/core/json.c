@@ -19,13 +19,17 @@ typedef struct parser {
     const char *name;
     const char *at, *end;
     const char *line_start;
-    uint32_t line;
+    uint32_t line; /* 0: name says it */
     int depth;
     carry_json *node; /* the next free node */
     char *text;       /* the next free byte of strings */
 } parser;
 
 static carry_status bad(const parser *p, const char *what) {
+    if (p->line == 0) {
+        return carry_fail(p->ctx, CARRY_EFORMAT, "%s, column %lld: %s", p->name, (long long)(p->at - p->line_start) + 1,
+                          what);
+    }
     return carry_fail(p->ctx, CARRY_EFORMAT, "%s, line %u, column %lld: %s", p->name, p->line,
                       (long long)(p->at - p->line_start) + 1, what);
 }
@@ -333,8 +337,8 @@ static size_t count_nodes(const char *text, size_t length) {
     return count;
 }
 
-carry_status carry_json_parse(carry_ctx *ctx, carry_json **document, const char *text, size_t length,
-                              const char *name) {
+static carry_status parse(carry_ctx *ctx, carry_json **document, const char *text, size_t length, const char *name,
+                          uint32_t line) {
     *document = NULL;
     size_t nodes = length <= CARRY_JSON_BYTES ? count_nodes(text, length) : 0;
     if (length > CARRY_JSON_BYTES || nodes > CARRY_JSON_NODES) {
@@ -350,7 +354,7 @@ carry_status carry_json_parse(carry_ctx *ctx, carry_json **document, const char 
                 .at = text,
                 .end = text + length,
                 .line_start = text,
-                .line = 1,
+                .line = line,
                 .node = block,
                 .text = (char *)(block + nodes)};
     carry_status status = take_document(&p);
@@ -360,6 +364,16 @@ carry_status carry_json_parse(carry_ctx *ctx, carry_json **document, const char 
     }
     *document = block;
     return CARRY_OK;
+}
+
+carry_status carry_json_parse(carry_ctx *ctx, carry_json **document, const char *text, size_t length,
+                              const char *name) {
+    return parse(ctx, document, text, length, name, 1);
+}
+
+carry_status carry_json_parse_line(carry_ctx *ctx, carry_json **document, const char *text, size_t length,
+                                   const char *name) {
+    return parse(ctx, document, text, length, name, 0);
 }
 
 carry_status carry_json_read(carry_ctx *ctx, carry_json **document, const char *path, size_t limit) {

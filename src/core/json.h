@@ -55,6 +55,9 @@ typedef struct carry_json {
 /* *document is the root, to be freed with carry_json_free. name is used in messages. The message of CARRY_EFORMAT
    has line and column. */
 carry_status carry_json_parse(carry_ctx *ctx, carry_json **document, const char *text, size_t length, const char *name);
+/* The same, where name says the line (`data.jsonl, line 7`): the message has the column. */
+carry_status carry_json_parse_line(carry_ctx *ctx, carry_json **document, const char *text, size_t length,
+                                   const char *name);
 /* The same from a file of at most limit bytes. */
 carry_status carry_json_read(carry_ctx *ctx, carry_json **document, const char *path, size_t limit);
 void carry_json_free(carry_json *document);

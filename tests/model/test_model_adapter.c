@@ -186,6 +186,54 @@ static void test_files_merge_to_the_model_that_was_trained(void **state) {
     carry_ctx_free(ctx);
 }
 
+/* Settings of PEFT that would give another model are refused by name. */
+static void test_settings_that_change_the_model_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *setting, *message;
+    } cases[] = {
+        {"\"use_dora\": true", "use_dora is true"},
+        {"\"fan_in_fan_out\": true", "fan_in_fan_out is true"},
+        {"\"modules_to_save\": [\"lm_head\"]", "modules_to_save is"},
+        {"\"rank_pattern\": {\"q_proj\": 8}", "rank_pattern is"},
+        {"\"layers_to_transform\": [0]", "layers_to_transform is"},
+        {"\"layer_replication\": [[0, 2]]", "layer_replication is"},
+        {"\"bias\": \"all\"", "bias is \"all\""},
+        {"\"init_lora_weights\": \"pissa\"", "init_lora_weights is \"pissa\", which changes"},
+        {"\"init_lora_weights\": \"olora\"", "init_lora_weights is \"olora\""},
+        {"\"r\": 2.5", "r is 2.5: expected a whole number from 1 to"},
+        {"\"lora_alpha\": \"x\"", "lora_alpha is nan: expected a number"},
+    };
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    char folder[] = "/tmp/carry-adapter-XXXXXX";
+    char config[64];
+    char weights[64];
+    assert_non_null(mkdtemp(folder));
+    (void)snprintf(config, sizeof config, "%s/%s", folder, CARRY_ADAPTER_CONFIG);
+    (void)snprintf(weights, sizeof weights, "%s/%s", folder, CARRY_ADAPTER_WEIGHTS);
+    carry_lm *lm = frozen(ctx, hybrid(0));
+    adapt(ctx, lm);
+    assert_ok(ctx, carry_lm_adapter_save(lm, folder, "a/model"));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        FILE *file = fopen(config, "w"); /* the first of two equal keys is read */
+        assert_non_null(file);
+        assert_true(
+            fprintf(file,
+                    "{%s, \"peft_type\": \"LORA\", \"r\": 3, \"lora_alpha\": 4.5, \"target_modules\": \"all-linear\"}",
+                    cases[i].setting) > 0);
+        assert_int_equal(fclose(file), 0);
+        carry_lm *other = frozen(ctx, hybrid(0));
+        assert_int_not_equal(carry_lm_adapter_load(other, folder, NULL), CARRY_OK);
+        assert_non_null(strstr(carry_ctx_error(ctx), cases[i].message));
+        carry_lm_free(other);
+    }
+    carry_lm_free(lm);
+    (void)unlink(config);
+    (void)unlink(weights);
+    (void)rmdir(folder);
+    carry_ctx_free(ctx);
+}
+
 /* The mean over many draws is the gradient without dropout; the same draw gives the same bits. */
 static void test_dropout_is_a_function_of_the_draw(void **state) {
     (void)state;
@@ -210,6 +258,7 @@ int main(void) {
         cmocka_unit_test(test_a_new_adapter_changes_nothing),
         cmocka_unit_test(test_targets_that_do_not_exist_are_refused_with_those_that_do),
         cmocka_unit_test(test_files_merge_to_the_model_that_was_trained),
+        cmocka_unit_test(test_settings_that_change_the_model_are_refused),
         cmocka_unit_test(test_dropout_is_a_function_of_the_draw),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

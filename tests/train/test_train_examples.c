@@ -190,7 +190,7 @@ static void test_lines_that_teach_nothing_are_refused_by_number(void **state) {
     refused(state, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", "no message has the role");
     refused(state, "{\"messages\": []}\n", "at least one message");
     refused(state, "{\"prompt\": 1, \"completion\": \"b\"}\n", "must be strings");
-    refused(state, "{\"prompt\": \"a\", \"completion\": \"b\"\n", "line 1");
+    refused(state, "{\"prompt\": \"a\", \"completion\": \"b\"\n", "line 1, column 34: ");
     refused(state, "\n", "has no examples");
     refused(state, "{\"prompt\": \"a long prompt\", \"completion\": \"and more\"}\n", "--long-examples cut");
 }

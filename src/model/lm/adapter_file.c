@@ -48,8 +48,13 @@ static bool is_set(const carry_json *node) {
 static carry_status read_config(opened *o, const carry_json *root, const char *path) {
     carry_ctx *ctx = o->lm->ctx;
     static const char *const off[] = {
-        "use_dora",      "fan_in_fan_out", "modules_to_save",         "rank_pattern",
-        "alpha_pattern", "lora_bias",      "trainable_token_indices", "target_parameters"};
+        "use_dora",          "fan_in_fan_out",  "modules_to_save",         "rank_pattern",
+        "alpha_pattern",     "lora_bias",       "trainable_token_indices", "target_parameters",
+        "use_qalora",        "use_bdlora",      "layers_to_transform",     "layers_pattern",
+        "layer_replication", "exclude_modules", "alora_invocation_tokens", "arrow_config"};
+    /* Other ways to initialise (PiSSA, OLoRA, CorDA, LoftQ) also change the weights of the model. */
+    static const char *const initial[] = {"gaussian", "orthogonal", "eva"};
+    const carry_json *init = carry_json_find(root, "init_lora_weights");
     const carry_json *type = carry_json_find(root, "peft_type");
     const carry_json *bias = carry_json_find(root, "bias");
     const double rank = carry_json_number(carry_json_find(root, "r"));
@@ -70,9 +75,22 @@ static carry_status read_config(opened *o, const carry_json *root, const char *p
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s: bias is %s: expected \"none\"", path,
                           carry_json_show(shown, bias));
     }
-    if (!(rank >= 1.0 && rank <= CARRY_ADAPTER_MOST_RANK) || rank != floor(rank) || !(fabs(alpha) <= 1e9)) {
-        return carry_fail(ctx, CARRY_EFORMAT, "%s: r is %g and lora_alpha %g: expected a whole rank from 1 to %d", path,
-                          rank, alpha, CARRY_ADAPTER_MOST_RANK);
+    bool is_plain = init == NULL || init->kind == CARRY_JSON_BOOL || init->kind == CARRY_JSON_NULL;
+    for (size_t i = 0; i < sizeof initial / sizeof initial[0]; i++) {
+        is_plain = is_plain || carry_json_is_text(init, initial[i]);
+    }
+    if (!is_plain) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "%s: init_lora_weights is %s, which changes the model's weights: expected true, false, "
+                          "gaussian, orthogonal or eva",
+                          path, carry_json_show(shown, init));
+    }
+    if (!(rank >= 1.0 && rank <= CARRY_ADAPTER_MOST_RANK) || rank != floor(rank)) {
+        return carry_fail(ctx, CARRY_EFORMAT, "%s: r is %g: expected a whole number from 1 to %d", path, rank,
+                          CARRY_ADAPTER_MOST_RANK);
+    }
+    if (!(fabs(alpha) <= 1e9)) {
+        return carry_fail(ctx, CARRY_EFORMAT, "%s: lora_alpha is %g: expected a number of at most 1e9", path, alpha);
     }
     o->options.rank = (int64_t)rank;
     o->options.alpha = alpha;

@@ -218,7 +218,7 @@ static int64_t choose_variables(carry_json *to, const carry_json *root) {
 carry_status carry_example_read(carry_example_reader *r, carry_example_ids *to, const char *line, size_t length,
                                 const char *name) {
     carry_json *root;
-    CARRY_TRY(carry_json_parse(r->ctx, &root, line, length, name));
+    CARRY_TRY(carry_json_parse_line(r->ctx, &root, line, length, name));
     const carry_json *prompt = carry_json_find(root, "prompt");
     const carry_json *completion = carry_json_find(root, "completion");
     carry_json member[4];
