@@ -19,9 +19,9 @@
 /* With fewer queries or narrower heads, a tile would be half empty. */
 #define TILED_QUERIES 32
 
-/* True if the call may use tiles. This does not depend on the processor, since the workspace is queried without a
-   context. It depends on q alone, whose type all tensors share: a caller that queries the workspace need not have v
-   yet. */
+/* True if the call may use tiles, so that the workspace needs memory for them. A caller may query the size of the
+   workspace without a context and without v. So the processor does not count here, and only q is read; the other
+   tensors have its type. */
 static bool may_be_tiled(const carry_attention_call *c) {
     return c->args->q.dtype == CARRY_BF16 && c->queries >= TILED_QUERIES && c->D >= CARRY_ATTENTION_UNIT;
 }

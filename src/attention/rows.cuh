@@ -22,9 +22,9 @@ template <int COUNT> static __device__ __forceinline__ void mask(float (&s)[COUN
     }
 }
 
-/* NaN and infinity in values must not reach queries that do not see them, since a probability of 0 times either is NaN.
-   In tiles with keys that some query does not see, they are replaced by zeros and added to the sums of the queries that
-   see them. */
+/* NaN and infinity in a row of V must not reach queries that do not see its key, since a probability of 0 times either
+   is NaN. In tiles with keys that some query does not see, such elements of V are replaced by zeros, and are added
+   directly to the sums of the queries that see the key. */
 static __device__ __forceinline__ bool is_odd_bf16(uint32_t pair) {
     return (pair & 0x7f80u) == 0x7f80u || (pair & 0x7f800000u) == 0x7f800000u;
 }

@@ -49,9 +49,9 @@ int cli_refuse_ranks(const char *what);
    not a problem is refused later, when it is opened. Returns CLI_DONE, or CLI_IMPOSSIBLE after printing a message. */
 int cli_ranks_problems(const char *verb, int count, char *const *problems, bool each);
 
-/* Runs `work` in every rank, with a communicator whose context is the rank's; only rank 0 prints results. Errors
-   have been printed on return: each process prints one message with its rank; of threads only the first error is
-   printed. */
+/* Runs `work` in every rank, with a communicator that has the rank's own context; only rank 0 prints results. Prints
+   errors before it returns: if the ranks are processes, each prints one message with its rank; if they are threads,
+   only the first error is printed. */
 carry_status cli_on_ranks(const cli_common *common, carry_comm_function work, void *user);
 
 /* Call it last in main. A launcher kills all processes when one has failed, so failed ranks above 0 wait 0.3 seconds in

@@ -5,8 +5,8 @@
 #include "delta/chunk.h"
 #include "delta/terms.h"
 
-/* The rows of a chunk that products with the state read, and factors for the rows of the results. A factor is NULL if
-   the rows already include it. */
+/* Operands of the products with the state and of the state's update: rows of a chunk, and factors for the rows of the
+   results (by_v: for the rows of V'). A factor that the rows already include, or that is 1, is NULL. */
 typedef struct carry_delta_faded {
     const float *k, *q, *left_k; /* [C, K] */
     const float *by_k, *by_q;    /* [C] */

@@ -35,7 +35,7 @@ carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const ca
 #define CARRY_DRAFT_TEXTS 8   /* texts with guesses in a step, at most: more texts fill a step */
 
 /* Finds the longest suffix of the text, of 2 to 8 tokens, that also occurs earlier, within the last 32,768 tokens.
-   Writes the `most` tokens that followed its last earlier occurrence; if the text ends before, they repeat. Returns
+   Writes the `most` tokens that followed its last earlier occurrence; if fewer tokens follow it, repeats them. Returns
    `most`, or 0 if no suffix occurs earlier. user is not used. */
 int64_t carry_draft_ngram(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most);
 

@@ -89,8 +89,8 @@ typedef struct carry_model_runner {
     void *logits_memory;
     carry_tensor logits, wide; /* [sequences, vocabulary] on the model's device: in the pass's type, and in f32 */
     float *host_logits;        /* wide in host memory */
-    int32_t *last; /* [slots]: the last token sampled; -1: none. With a sampler on the device: any value >= 0 if there
-                      is one */
+    int32_t *last; /* [slots]: the last token sampled; -1: none. With a sampler on the device, where the tokens stay:
+                      0 for any token */
     const carry_kernels *kernels;
     int workers;
     carry_sampler **sampler; /* of each worker */

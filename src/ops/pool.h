@@ -32,9 +32,9 @@ typedef struct carry_conv_step_args {
 } carry_conv_step_args;
 carry_status carry_conv_step(carry_ctx *ctx, const carry_conv_step_args *args);
 
-/* carry_conv for pieces of several sequences, for several inputs. Piece i has rows starts[i] to starts[i + 1] - 1 of x
-   and y. The W - 1 inputs before its first row are row slots[i] of `tails`; that row then gets the W - 1 inputs before
-   the end of the piece. */
+/* carry_conv for pieces of several sequences, with several maps. Piece i has rows starts[i] to starts[i + 1] - 1 of x
+   and y. tails[slots[i]] has the W - 1 rows of x before the piece, and is replaced by the last W - 1 rows of x at the
+   end of the piece. */
 typedef struct carry_conv_pieces_args {
     carry_conv_step_map map[CARRY_CONV_STEP_MAPS]; /* x and y: [starts[pieces], channels] or more rows */
     int maps;                                      /* number of maps, which share type, rows and W */

@@ -286,9 +286,10 @@ static carry_status make_reference(instance *it) {
     return carry_delta_ranks_reference_run(it->base.comm, &it->reference, &it->host, &here, it->initial);
 }
 
-/* Twice the bound for one rank (delta_set.c): the states at the borders of ranks come from other products than
-   those of the tokens. Messages in bf16 round a state by 2^-8 at every border, and the rule then forgets that error.
-   Tensor cores also take states and corrected values in 16 bits, which adds a few roundings. */
+/* The f32 part is twice that of one rank (carry_delta_set_bound), since the states at the borders of ranks
+   come from separate products, with rounding errors of their own. Messages in bf16 round the state at every border,
+   with an error of up to 2^-8 that fades over the next tokens: two such errors are allowed. Tensor cores also round
+   states and corrected values to 16 bits, which adds a few rounding errors. */
 static double bound_of(const instance *it, carry_dtype dtype) {
     const double wire = it->options.wire == CARRY_BF16 ? 2.0 * carry_unit_roundoff(CARRY_BF16) : 0.0;
     const bool tensor_cores = it->problem.device > 0 && it->problem.dtype != CARRY_F32;

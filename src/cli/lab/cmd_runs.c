@@ -184,8 +184,8 @@ static int show_runs(cli_runs_options *given) {
     return CLI_DONE;
 }
 
-/* True for a run to be removed: one that is neither running nor done and stored nothing or, with --keep N, any run that
-   is not running and has at least N newer ones. */
+/* True if a run is to be removed. A run that is running is kept. Any other is removed if it is not done and stored
+   nothing, or, with --keep N, if at least N runs are newer. */
 static bool is_refuse(const cli_runs_options *given, const carry_run_line *line, int newer) {
     if (strcmp(line->state, "running") == 0) {
         return false;

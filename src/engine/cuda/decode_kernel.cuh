@@ -1,6 +1,6 @@
-/* The framework of the kernel of decode_ops.h: the ring of weights, and the passing of words. Warps 0 to 7 compute,
-   warp 8 copies weights. Warps 9 to 11 only complete the warp group of warp 8, which gives registers to the first eight
-   warps. */
+/* The framework of the kernel of decode_ops.h: the ring of weights, and the words (a value and a tag, 8 bytes) in which
+   operations pass results. Warps 0 to 7 compute, warp 8 copies weights. Warps 9 to 11 only complete the warp group of
+   warp 8, which gives registers to the first eight warps. */
 #ifndef CARRY_ENGINE_DECODE_KERNEL_CUH
 #define CARRY_ENGINE_DECODE_KERNEL_CUH
 

@@ -43,8 +43,8 @@ static __device__ bool load(const carry_sample_call &call, const carry_sample_ro
     return fine;
 }
 
-/* The largest logit of the row below `under`, packed as (key, complement of the token): among equal logits, the token
-   with the smallest id has the largest packed value. */
+/* The row's largest packed logit that is less than `under`. Logits are packed as (key, complement of the token): among
+   equal logits, the token with the smallest id has the largest packed value. */
 static __device__ mass_t largest(row_view &v, mass_t under) {
     mass_t best = 0;
     for (int i = v.from; i < v.to; i++) {

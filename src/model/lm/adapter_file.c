@@ -99,8 +99,8 @@ static carry_status read_config(opened *o, const carry_json *root, const char *p
     return CARRY_OK;
 }
 
-/* The index of the parameter that a tensor of the file adapts, by any of the model's names, or -1; *which is 0 for A
-   and 1 for B. */
+/* Returns the index of the parameter that the file's tensor `name` adapts, or -1 if it adapts no parameter. `name`
+   contains the parameter's name in the model or in the family's files. Sets *which to 0 for A and to 1 for B. */
 static int64_t target_of(const carry_lm *lm, const char *name, int *which) {
     static const char *const ends[] = {".lora_A.weight", ".lora_B.weight", ".lora_A.default.weight",
                                        ".lora_B.default.weight"};

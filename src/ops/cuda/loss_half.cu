@@ -1,8 +1,8 @@
 /* Cross entropy of a linear layer by logits in f16 (loss.cuh).
 
-   A block has a row of logits in its registers, as they are stored: two blocks fit a multiprocessor, and one computes
-   while the other waits for memory. Exponentials are computed twice, for their sum and for the gradient, since both
-   forms of a row would not fit. The gradient overwrites the logits in bf16. */
+   A block keeps a row of logits in its registers in f16, so that two blocks fit on a multiprocessor: one computes while
+   the other waits for memory. Exponentials are computed twice, once for their sum and once for the gradient, since the
+   registers cannot hold the exponentials of a row beside its logits. The gradient, in bf16, overwrites the logits. */
 #include <math.h>
 
 #include "ops/cuda/linear.cuh"
@@ -14,8 +14,8 @@ constexpr int ROW_THREADS = 512, VECTORS = 8; /* vectors of 8 logits of a thread
 constexpr int WORDS = VECTORS * ONCE / 2;
 constexpr int64_t MOST = (int64_t)ROW_THREADS * VECTORS * ONCE, LEAST = 8192;
 
-/* Combines over the block, in a fixed order; all threads get the result. parts may be reused after another call in
-   between. */
+/* Combines the values of all threads of the block, in a fixed order; all threads get the result. No barrier follows the
+   reads of `parts`, so the next call must use another array, but the call after that may use this one again. */
 template <typename Join> static __device__ __forceinline__ float over_block(float value, float *parts, Join both) {
     constexpr int WARPS = ROW_THREADS / 32;
 #pragma unroll

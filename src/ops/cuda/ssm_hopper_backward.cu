@@ -2,10 +2,10 @@
    ssm_hopper.cu.
 
    Two walks, one in each direction and both in one launch, store the state before each chunk and the gradient of the
-   state after it in 16 bits, as tiles that can be copied to shared memory as they are. Then a block has a chunk and a
-   group and goes through the heads of the group in order. E, G, a (the steps) and left are those of
-   ops/ssm_backward.c, and fade[i] = e^G[i]; * multiplies by element. W includes the factor a[j] here. With tokens j as
-   rows and i as columns, the first warpgroup computes
+   state after it in 16 bits, as tiles that can be copied to shared memory as they are. A second launch then has one
+   block for each chunk and group of heads, which takes the heads of its group in order. E, G, a (the steps) and left
+   are those of ops/ssm_backward.c, and fade[i] = e^G[i]; * multiplies by element. W includes the factor a[j] here. With
+   tokens j as rows and i as columns, the first warpgroup computes
 
        K^T = x dy^T,  W^T = E * a * (B C^T),  dx = D dy + a * left * (B dS^T) + W^T dy
 

@@ -67,8 +67,8 @@ typedef struct carry_delta_states {
     double *dG;
 } carry_delta_states;
 
-/* The part of the same chunk that comes from the triangles nA and P inside it: all outputs are added to. Rows of the
-   square matrices are `stride` apart. */
+/* The part of the same backward chunk that depends on its triangles nA and P. on_kk, on_qk, dbeta and dG are all added
+   to. Rows of the square matrices are `stride` apart. */
 typedef struct carry_delta_triangles {
     int64_t tokens, stride;
     const float *dnA, *dP, *nA, *P, *D, *kk, *beta;

@@ -98,8 +98,8 @@ template <typename E, int SIZE> struct reduction {
         store_tile(values + last * apart, apart, p.values, item, end, 1, 1, size);
     }
 
-    /* Loads the state before a visit. At level 0, if h is not the array of values, also stores h at the end of a full
-       visit, which the level above has computed. */
+    /* Loads the state before a visit. The level above has computed the state at the end of a full visit, in `values`.
+       At level 0, if p.h is another array, also copies that state to p.h. */
     __device__ void enter(const level_data &here, int k, int64_t item, int64_t first, int members) const {
         int64_t before = carry_dense_step(&here.at, first - 1);
         load_state(state, first == 0 ? p.h0 : p.values, item, first == 0 ? 0 : before, size);

@@ -255,8 +255,8 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
     }
 };
 
-/* The warps of a block form sets of 2^along_log2. The warps of a set take successive steps of the same 16 TILES
-   channels; each set has other channels. groups: number of groups of 16 TILES channels in a row. */
+/* The warps of a block form sets of 2^along_log2 warps. Each set has its own group of 16 * TILES channels; its warps
+   take successive steps of them. groups: number of such groups of channels in a row. */
 template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES>
 __global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
                                                           : TILES == 1 ? 4

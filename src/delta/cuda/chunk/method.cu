@@ -27,8 +27,8 @@ bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     return carry_delta_applies_unless(plan, reason, why, why_size);
 }
 
-/* Seconds, from times measured on an H200: prepare for all chunks, then the walks of sequences, in turns if there are
-   more than fit at once. */
+/* Estimated seconds, from times measured on an H200: the time of prepare for all chunks, plus that of the walks: that
+   of one walk over a sequence, times the number of walks per multiprocessor if it is above 1. */
 double cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double units = plan->gpu.units > 0 ? plan->gpu.units : 1;

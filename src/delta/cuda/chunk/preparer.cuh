@@ -89,9 +89,10 @@ template <int HALVES> struct preparer {
             bits = load_bits(a, at, head * group() + e + band, lane);
         }
     }
-    /* Computes the tile of one of a pair of value heads (e is 0 or 1), whose numbers must be in `n`. `last`: this is
-       the item's last value head; goes on to the next item and starts to copy its rows. next: the value head after this
-       one, 0 if `last`. Returns false if no item is left. */
+    /* Computes the tile of one value head. `n` must have the numbers of its pair of value heads, in which it has index
+       e. If this is the item's last value head (`last`), also finds the next item and starts to copy its k and q.
+       `next` is the value head after this one, 0 if `last`; if a new pair starts there, loads the bits of that pair.
+       Returns false if no item is left. */
     __device__ __forceinline__ bool make_tile(int e, bool last, int next, unsigned step) {
         float kk[32], qk[32];
         multiply_all<HALVES>(kk, qk, n, a.l2norm, start + ROWS_AT, band, lane);

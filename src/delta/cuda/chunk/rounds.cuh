@@ -173,8 +173,9 @@ static inline carry_delta_job alone(const carry_delta_job *job, int64_t tokens) 
     return part;
 }
 
-/* Finds the smallest number of rounds of heads whose workspace fits. Uses at least two rounds if half of the heads fill
-   the GPU and one round of all heads would need a ring. */
+/* Divides the heads into the smallest number of equal rounds for which the workspace of a round fits. Uses at least two
+   rounds if half of the heads fill the GPU and a single round of all heads would need a ring. Returns false if the
+   workspace does not fit even with one head a round. */
 static inline bool find_heads(const carry_delta_job *job, int units, back_rounds *found) {
     bool many = part_size(job) / 64 * job->sequences * walked_heads(job) * 20 >= (int64_t)units * 19;
     many = many && !all_fit(job, rooms_of(job, segments_of(job, units, true), found->most)) && job->heads % 2 == 0;

@@ -76,8 +76,8 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr int V = BY_KEY ? ROWS + TILE : ROWS, T = V + GROUPS * BAND, W = T + BAND;
     static constexpr int PREPARED = BY_KEY ? KEYS_BYTES : CHUNK_BYTES; /* bytes prepared for a chunk and a value head */
     static constexpr int NUMBERS = OUTPUTS ? W + BAND : W, STAGE = NUMBERS + NUMBERS_BYTES;
-    /* Bytes of a stage that are copied. The zeros of T and W are not; with gates by key channel, only BETA and END of
-       the numbers are. */
+    /* Bytes of a stage that are copied from global memory: all but the zeros of T and W. With gates by key channel,
+       BETA and END are the only numbers that are copied. */
     static constexpr int COPIED =
         STAGE - (OUTPUTS ? 2 : 1) * QUARTER - (BY_KEY ? NUMBERS_BYTES - KEYED_NUMBERS_BYTES : 0);
     static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */

@@ -16,10 +16,11 @@ typedef struct carry_delta_keys_part {
     int64_t value_step;
 } carry_delta_keys_part;
 
-/* The launches for one type. `back` selects the backward pass. walk with `back` computes part->states only. The
-   backward pass (back.cuh) continues with back_walk, which computes dstates and stores y in dv; values, which computes
-   values, dv and part_beta [B T, HV]; and gradients, which computes dg, and either dq and dk or, if part_q and part_k
-   are not NULL, these parts [B T, heads of the part, K]. */
+/* The launches for one type. `back` selects the backward pass, for which walk computes part->states only. After prepare
+   and walk, the backward pass (back.cuh) has three more launches:
+       back_walk: computes part->dstates, and stores y in dv
+       values: computes part->values, dv and part_beta [B T, HV]
+       gradients: computes dg, and dq and dk, or part_q and part_k [B T, heads of the part, K] if these are not NULL */
 typedef struct carry_delta_keys_kernels {
     cudaError_t (*prepare)(const carry_delta_job *job, const carry_delta_keys_part *part, bool back,
                            cudaStream_t stream);

@@ -97,8 +97,8 @@ __device__ __forceinline__ void copy_units(const carry_delta_ring_job &r, memory
     }
 }
 
-/* The token of a unit: bits that were loaded one unit ahead. A lane has four channels of k and q, a thread one value.
- */
+/* The inputs of a unit's token, not yet converted to f32: they are loaded while the warpgroup works on its previous
+   unit. Each lane has four channels of k and q, and each thread has one element of v. */
 template <bool BY_KEY> struct token {
     int64_t item, head, unit;
     unsigned k[4], q[4], g[BY_KEY ? 4 : 1], beta, v;
