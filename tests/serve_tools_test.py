@@ -214,11 +214,28 @@ def the_messages_interface_works():
         assert all((a["stop_sequence"] in stops) == (a["stop_reason"] == "stop_sequence") for a in answers), answers
         for wrong, part in (({"max_tokens": None}, "max_tokens"), ({"messages": 3}, "messages"),
                             ({"stop_sequences": 5}, "stop_sequences"), ({"thinking": 5}, "thinking"),
-                            ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
+                            ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+                            ({"messages": [HI[0], 1]}, "messages[1]"), ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role"),
+                            ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+                            ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]"),
+                            ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages[0].content[0].text"),
+                            ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": 1, "input": {}}]}]},
+                             "messages[0].content[0].name"),
+                            ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": "c"}]}]},
+                             "messages[0].content[0].input"),
+                            ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "c"}]}]},
+                             "messages[0].content[0].tool_use_id"),
+                            ({"system": 1}, "system"), ({"tools": {}}, "tools"), ({"tools": [1]}, "tools[0]"),
+                            ({"tools": [{"input_schema": {}}]}, "tools[0].name"), ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
+                            ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+                            ({"tools": [{"name": "a", "input_schema": {}, "description": 1}]}, "tools[0].description"),
+                            ({"tools": [{"name": "a", "input_schema": {}}], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+                            ({"stop_sequences": ["a"] * 5000}, "stop_sequences"), ({"stop_sequences": ["a", 1]}, "stop_sequences"),
+                            ({"stop_sequences": ["a" * 5000]}, "stop_sequences"),
                             ({"tool_choice": {"type": "all"}}, "tool_choice"), ({"temperature": "x"}, "temperature")):
             error = s.post(path, {**body, **wrong}, 400)
             assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error", error
-            assert part in error["error"]["message"], error
+            assert error["error"]["message"].startswith(part), error
         assert s.post(path, {**body, "model": "none"}, 404)["error"]["type"] == "not_found_error"
 
 
