@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -121,7 +122,7 @@ def refused(s, body, field, path=CHAT, status=400):
 def bad_requests_are_refused_and_harm_nothing():
     with serve("--context", "512") as s:
         before = content_of(s.chat(HI, max_tokens=8, seed=1))
-        for more, field in (({"temperature": "x"}, "temperature"), ({"n": 99}, "n"), ({"stop": ["x"] * 5000}, "stop"),
+        for more, field in (({"temperature": "x"}, "temperature"), ({"n": 99}, "n"), ({"stop": ["x"] * 5000}, "stop"), ({"stop": "x" * 5000}, "stop"),
                             ({"max_tokens": 0}, "max_tokens"), ({"logit_bias": {"999": 1}}, "logit_bias"),
                             ({"messages": "x"}, "messages"), ({"messages": [{"role": "user"}]}, "messages[0].content"),
                             ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages")):
@@ -165,6 +166,56 @@ def other_sites_are_refused():
         assert s.ask("POST", CHAT, {"messages": HI, "max_tokens": 1}, {"Origin": f"http://127.0.0.1:{s.port}"})[0] == 200
 
 
+def logprobs_end_with_the_text():
+    with serve() as s:
+        for regex, stop, text in (("ab(cd)+XYZ", "XY", r"ab(cd)+"), ("S TS T S S T O P!", ["T O P", "never"], "S TS T S S "),
+                                  ("é+xé+!", "xé", "é+"), ("abc", "zz", "abc"), ("aaaab", "aab", "aa")):
+            for path, prompt, more in ((CHAT, {"messages": HI}, {"logprobs": True}), (TEXT, {"prompt": "Hi"}, {"logprobs": 1})):
+                if path == TEXT and "é" in regex:
+                    continue  # this interface has no bytes of half a character
+                for seed in range(3):
+                    body = {**prompt, **more, "regex": regex, "stop": stop, "max_tokens": 90, "seed": seed}
+                    whole = s.post(path, body)
+                    given = content_of(whole)
+                    if whole["choices"][0]["finish_reason"] == "stop":
+                        assert re.fullmatch(text, given), (regex, given)
+                    assert tokens_of(whole["choices"]) == given.encode(), (body, whole)
+                    chunks = s.chunks(path, body)
+                    assert tokens_of([c for x in chunks for c in x["choices"]]) == given.encode() == text_of(chunks).encode()
+                    seen = reported = b""
+                    for one in (c for x in chunks for c in x["choices"]):
+                        seen += text_of([{"choices": [one]}]).encode()
+                        reported += tokens_of([one])
+                        assert seen.startswith(reported), "a token is reported before its text"
+
+
+def tokens_of(choices):
+    """The bytes of the tokens with log probabilities."""
+    made = b""
+    for one in choices:
+        probabilities = one["logprobs"] or {}
+        made += b"".join(bytes(t["bytes"]) for t in probabilities.get("content", []))
+        made += "".join(probabilities.get("tokens", [])).encode()
+        offsets = probabilities.get("text_offset", [])
+        assert offsets == sorted(offsets), offsets
+    return made
+
+
+def long_texts_delay_nobody_and_end_with_their_client():
+    with serve("--context", "4096") as s:
+        body = {"prompt": "ab" * (15 << 20)}
+        connections = [s.begin("/tokenize", body) for _ in range(5)]
+        assert len(s.post("/tokenize", {"prompt": "short"})["tokens"]) == 5
+        assert s.chat(HI, max_tokens=1, ignore_eos=True)["usage"]["completion_tokens"] == 1
+        assert not all(readable(one, 0) for one in connections), "the long texts were ready before the short ones"
+        for one in connections:
+            one.close()
+        s.until(lambda m: m["carry_requests_preparing"] == 0 and m["carry_clients_gone_total"] >= 2,
+                "texts of clients that have gone are dropped")
+        error = s.post("/v1/completions", {"prompt": "x" * (1 << 20)}, 400)["error"]
+        assert error["code"] == "context_length_exceeded", error
+
+
 def keys_are_required():
     with tempfile.NamedTemporaryFile("w") as file:
         key = "a-key-of-sixteen-or-more"
@@ -173,6 +224,10 @@ def keys_are_required():
             assert s.chat(HI, max_tokens=1, ignore_eos=True)["usage"]["completion_tokens"] == 1
             got, _, content = s.ask("GET", "/v1/models", headers={"Authorization": "Bearer wrong-key-of-sixteen"})
             assert got == 401 and json.loads(content)["error"]["code"] == "invalid_api_key"
+            for headers in ({"Authorization": ""}, {"Authorization": "Bearer wrong-key-of-sixteen"}):
+                got, _, content = s.ask("GET", "/health", headers=headers)
+                assert got == 200 and json.loads(content) == {"status": "ok"}
+                assert s.ask("GET", "/metrics", headers=headers)[0] == 401
     refusal = subprocess.run([CARRY, "serve", MODEL, "--host", "0.0.0.0", "--port", "0"], capture_output=True,
                              timeout=PATIENCE, check=False)
     assert refusal.returncode == 2 and refusal.stderr.count(b"\n") == 1, refusal.stderr
@@ -400,7 +455,7 @@ if __name__ == "__main__":
     sys.exit(run([
         answers_have_the_form_of_the_interface, streams_have_the_text_of_whole_answers, sampling_options_take_effect,
         defaults_of_sampling_are_those_of_the_model, texts_are_tokenized_and_back, bad_requests_are_refused_and_harm_nothing, other_sites_are_refused,
-        keys_are_required, conversations_reuse_their_prefix_and_texts_do_not_change, prefixes_survive_a_restart, clients_that_go_away_cancel_their_request,
+        logprobs_end_with_the_text, long_texts_delay_nobody_and_end_with_their_client, keys_are_required, conversations_reuse_their_prefix_and_texts_do_not_change, prefixes_survive_a_restart, clients_that_go_away_cancel_their_request,
         streams_that_are_never_read_end, full_queues_get_429, sigterm_drains, states_survive_a_kill,
         slow_and_half_open_clients_do_not_hold_up_others, long_prompts_do_not_starve_others, curl_works,
         models_without_a_tokenizer_answer_with_ids,

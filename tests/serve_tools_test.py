@@ -78,15 +78,72 @@ def tool_calls_are_parsed():
             assert unseen["finish_reason"] == "stop" and "<tool_call>" in unseen["message"]["content"]
 
 
+CALLABLE = [{"type": "function", "function": {"name": "book", "parameters": {
+    "type": "object", "properties": {
+        "city": {"type": "string", "enum": ["Rome", "</b> \"Bonn\""]},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+        "nights": {"type": "integer", "minimum": 1, "maximum": 14},
+        "guests": {"type": "array", "items": {"$ref": "#/$defs/guest"}, "minItems": 1, "maxItems": 2},
+        "note": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}]},
+        "kind": {"$ref": "#/$defs/kind"}},
+    "required": ["city", "code", "nights", "guests", "kind"], "additionalProperties": False,
+    "$defs": {"guest": {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 120},
+                                                         "child": {"type": "boolean"}}, "required": ["age", "child"]},
+              "kind": {"enum": [1, 2, None]}}}}},
+    {"type": "function", "function": {"name": "ping"}},
+    {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "properties": {
+        "seconds": {"type": "number", "minimum": 0, "maximum": 5}}, "required": ["seconds"]}}}]
+
+
+def check_arguments(name, arguments):
+    if name == "ping":
+        assert arguments == {}, arguments
+    elif name == "wait":
+        assert set(arguments) == {"seconds"} and 0 <= arguments["seconds"] <= 5, arguments
+    else:
+        assert set(arguments) - {"note"} == {"city", "code", "nights", "guests", "kind"}, arguments
+        assert arguments["city"] in ("Rome", '</b> "Bonn"') and re.fullmatch("[A-Z]{2}-[0-9]{3}", arguments["code"])
+        assert 1 <= arguments["nights"] <= 14 and arguments["kind"] in (1, 2, None) and 1 <= len(arguments["guests"]) <= 2
+        assert all(set(g) == {"age", "child"} and 0 <= g["age"] <= 120 for g in arguments["guests"]), arguments
+        assert len(arguments.get("note") or "") <= 4, arguments
+
+
 def a_tool_can_be_required():
-    with serve() as s:
+    names = [t["function"]["name"] for t in CALLABLE]
+    with serve("--context", "4096") as s:
         for style in ("json", "xml"):
-            more = {"tools": TOOLS, "max_tokens": 120, "temperature": 1, "chat_template_kwargs": {"style": style}}
-            for choice, names in (("required", ("weather", "time.now")),
-                                  ({"type": "function", "function": {"name": "time.now"}}, ("time.now",))):
-                for seed in range(3):
-                    a = s.chat(HI, tool_choice=choice, seed=seed, **more)
-                    assert a["choices"][0]["message"]["tool_calls"][0]["function"]["name"] in names, a
+            more = {"tools": CALLABLE, "max_tokens": 1500, "temperature": 1, "chat_template_kwargs": {"style": style}}
+            for choice, allowed in [("required", names)] + [
+                    ({"type": "function", "function": {"name": name}}, [name]) for name in names]:
+                for seed in range(4):
+                    one = s.chat(HI, tool_choice=choice, seed=seed, **more)["choices"][0]
+                    calls = one["message"]["tool_calls"]
+                    assert one["finish_reason"] == "tool_calls" and one["message"]["content"] is None, (style, one)
+                    assert len(calls) == 1 or choice == "required", calls
+                    for call in calls:
+                        assert call["function"]["name"] in allowed, (style, calls)
+                        check_arguments(call["function"]["name"], json.loads(call["function"]["arguments"]))
+            single = s.chat(HI, tool_choice="required", parallel_tool_calls=False, seed=9, **more)
+            assert len(single["choices"][0]["message"]["tool_calls"]) == 1
+            # After the reasoning, which is free, comes a call too.
+            thinking = {**more, "max_tokens": 3000, "chat_template_kwargs": {"style": style, "enable_thinking": True}}
+            message = s.chat(HI, tool_choice="required", seed=1, **thinking)["choices"][0]["message"]
+            assert message["content"] in (None, ""), message
+            # A schema with a keyword that is not supported is refused by name.
+            wrong = [{"type": "function", "function": {"name": "odd", "parameters": {
+                "type": "object", "properties": {"a": {"type": "string", "not": {}}}}}}]
+            body = {"messages": HI, **more, "tools": wrong, "tool_choice": "required"}
+            error = s.post(CHAT, body, 400)["error"]
+            assert error["param"] == "tools" and "'odd'" in error["message"] and "not" in error["message"], error
+        anthropic = [{"name": t["function"]["name"], "input_schema": t["function"].get("parameters", {
+            "type": "object", "properties": {}})} for t in CALLABLE]
+        for choice, allowed in (({"type": "any"}, names), ({"type": "tool", "name": "book"}, ["book"])):
+            for seed in range(4):
+                a = s.post("/v1/messages", {"max_tokens": 1500, "messages": HI, "tools": anthropic, "tool_choice": choice})
+                assert a["stop_reason"] == "tool_use" and all(b["type"] == "tool_use" for b in a["content"]), a
+                for block in a["content"]:
+                    assert block["name"] in allowed
+                    check_arguments(block["name"], block["input"])
 
 
 def reasoning_is_apart():
@@ -157,11 +214,28 @@ def the_messages_interface_works():
         assert all((a["stop_sequence"] in stops) == (a["stop_reason"] == "stop_sequence") for a in answers), answers
         for wrong, part in (({"max_tokens": None}, "max_tokens"), ({"messages": 3}, "messages"),
                             ({"stop_sequences": 5}, "stop_sequences"), ({"thinking": 5}, "thinking"),
-                            ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
+                            ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+                            ({"messages": [HI[0], 1]}, "messages[1]"), ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role"),
+                            ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+                            ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]"),
+                            ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages[0].content[0].text"),
+                            ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": 1, "input": {}}]}]},
+                             "messages[0].content[0].name"),
+                            ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": "c"}]}]},
+                             "messages[0].content[0].input"),
+                            ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "c"}]}]},
+                             "messages[0].content[0].tool_use_id"),
+                            ({"system": 1}, "system"), ({"tools": {}}, "tools"), ({"tools": [1]}, "tools[0]"),
+                            ({"tools": [{"input_schema": {}}]}, "tools[0].name"), ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
+                            ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+                            ({"tools": [{"name": "a", "input_schema": {}, "description": 1}]}, "tools[0].description"),
+                            ({"tools": [{"name": "a", "input_schema": {}}], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+                            ({"stop_sequences": ["a"] * 5000}, "stop_sequences"), ({"stop_sequences": ["a", 1]}, "stop_sequences"),
+                            ({"stop_sequences": ["a" * 5000]}, "stop_sequences"),
                             ({"tool_choice": {"type": "all"}}, "tool_choice"), ({"temperature": "x"}, "temperature")):
             error = s.post(path, {**body, **wrong}, 400)
             assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error", error
-            assert part in error["error"]["message"], error
+            assert error["error"]["message"].startswith(part), error
         assert s.post(path, {**body, "model": "none"}, 404)["error"]["type"] == "not_found_error"
 
 

@@ -96,6 +96,7 @@ typedef struct carry_engine_event {
     uint64_t state;                          /* with `keep_state`: the state after prompt and text; 0: none */
     int64_t drafted_tokens, accepted_tokens; /* guesses, and the accepted ones among them */
     int64_t stop;                            /* with CARRY_REASON_STOP: the index of the stop text */
+    int64_t text_before; /* of a token: bytes of the text before it, also those that are held back so far */
 } carry_engine_event;
 
 typedef struct carry_engine_request {

@@ -4,6 +4,12 @@
 
 #include "tokenizer/tokenizer.h"
 
+/* A stop text and how much of it the end of the text matches. */
+typedef struct carry_stop_match {
+    size_t length, matched;
+    uint32_t *shorter; /* [length] shorter[i]: the longest proper prefix that also ends the first i + 1 bytes */
+} carry_stop_match;
+
 typedef struct carry_decoded {
     const carry_tokenizer *tokenizer; /* NULL: there is no text */
     const char *const *stops;         /* the text ends before the first of these; empty ones are ignored */
@@ -14,6 +20,8 @@ typedef struct carry_decoded {
     size_t length, room;
     size_t settled; /* number of bytes that can no longer be part of a stop text */
     carry_unfold unfold;
+    carry_stop_match *match; /* [stop_count], made with the first token */
+    uint32_t *shorter;       /* memory of all matches */
 } carry_decoded;
 
 /* Appends a token. *is_stopped is set if a stop text was found; the text then ends before it. */

@@ -76,6 +76,7 @@ static void report(carry_engine *e, carry_engine_job *job, carry_engine_event *e
 
 static void report_token(carry_engine *e, carry_engine_job *job, const carry_sequence *q, const carry_run_result *r) {
     bool is_stopped = false;
+    const int64_t before = (int64_t)job->text.length;
     if (carry_decoded_add(e->ctx, &job->text, r->token, &is_stopped) != CARRY_OK) {
         (void)carry_scheduler_cancel(e->scheduler, job->id);
         return;
@@ -84,7 +85,8 @@ static void report_token(carry_engine *e, carry_engine_job *job, const carry_seq
                                 .logprob = r->logprob,
                                 .top_count = q->options.logprobs > 0 ? q->options.logprobs : 0,
                                 .top_tokens = r->top,
-                                .top_logprobs = r->top_logprob};
+                                .top_logprobs = r->top_logprob,
+                                .text_before = before};
     job->is_stopped = is_stopped;
     job->is_complete = carry_text_rule_take(&job->rule, r->token);
     if (is_stopped || job->is_complete) {

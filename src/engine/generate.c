@@ -107,7 +107,8 @@ void carry_generation_end(carry_generation *g, int64_t prompt, carry_decoded *te
     carry_continuation *c = &g->results[prompt];
     carry_decoded_end(text, ending == CARRY_ENDED_BY_STOP);
     show_text(c, text);
-    *text = (carry_decoded){0}; /* the result owns it now */
+    text->text = NULL; /* the result owns it now */
+    carry_decoded_free(text);
     c->ending = ending;
     if (g->options->heard != NULL && !g->options->heard(g->options->user, prompt)) {
         g->stopped = true;

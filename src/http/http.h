@@ -97,7 +97,8 @@ typedef struct carry_http_watch {
     void (*drained)(void *user);
     void *user;
 } carry_http_watch;
-/* Returns false if the client has gone already; the callbacks will then not be called. */
+/* Replaces the callbacks; once it has returned, none of the old ones is running or will be called. Do not hold a lock
+   that they take. Returns false if the client has gone already; the callbacks will then not be called. */
 bool carry_http_watch_client(carry_http_response *response, const carry_http_watch *watch);
 
 /* WebSockets. All functions and callbacks run on the server's thread only. */

@@ -306,6 +306,9 @@ void carry_http_abort(carry_http_response *response) {
 
 bool carry_http_watch_client(carry_http_response *response, const carry_http_watch *watch) {
     (void)pthread_mutex_lock(&response->lock);
+    while (response->calling && !pthread_equal(pthread_self(), response->thread)) {
+        (void)pthread_cond_wait(&response->returned, &response->lock);
+    }
     bool there = response->server != NULL;
     if (there) {
         response->watch = *watch;

@@ -244,6 +244,7 @@ static void take_event(carry_serve_answer *a, const carry_serve_message *m) {
     if (m->has_token && !a->is_over && !keep_token(&run->choice, &m->token)) {
         fail(a, 500, "out of memory");
     }
+    run->choice.text_length += (int64_t)m->length;
     if (m->length > 0) {
         carry_serve_parser_put(run->parser, m->text, m->length, on_part, run);
     }

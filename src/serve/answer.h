@@ -59,6 +59,9 @@ void carry_serve_send_raw(carry_serve_answer *answer, const char *name, const ch
 void carry_serve_put_token(const carry_serve_answer *answer, carry_json_text *to, const char *key, int32_t id);
 /* Appends the bytes of a token as a list of numbers; null without a tokenizer. */
 void carry_serve_put_token_bytes(const carry_serve_answer *answer, carry_json_text *to, const char *key, int32_t id);
-size_t carry_serve_token_length(const carry_serve_answer *answer, int32_t id); /* number of these bytes */
+/* Returns the number of kept tokens that may be reported now, as some of their text is in the answer; at the end, all
+   of them, except those that a stop text has cut off. */
+size_t carry_serve_ready_tokens(const carry_serve_choice *choice);
+void carry_serve_drop_tokens(carry_serve_choice *choice, size_t count); /* after they were reported */
 
 #endif

@@ -116,8 +116,18 @@ void carry_serve_put_token_bytes(const carry_serve_answer *a, carry_json_text *t
     free(bytes);
 }
 
-size_t carry_serve_token_length(const carry_serve_answer *a, int32_t id) {
-    size_t length;
-    free(token_bytes(a, id, &length));
-    return length;
+size_t carry_serve_ready_tokens(const carry_serve_choice *choice) {
+    const bool is_all = choice->is_ended && choice->reason != CARRY_REASON_STOP;
+    size_t count = 0;
+    while (count < choice->token_count && (is_all || choice->tokens[count].at < choice->text_length)) {
+        count++;
+    }
+    return count;
+}
+
+void carry_serve_drop_tokens(carry_serve_choice *choice, size_t count) {
+    choice->token_count -= count;
+    if (choice->token_count > 0) {
+        memmove(choice->tokens, choice->tokens + count, choice->token_count * sizeof *choice->tokens);
+    }
 }

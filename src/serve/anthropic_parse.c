@@ -27,6 +27,14 @@ static bool put_text(carry_json_text *to, const char *key, const carry_json *con
     return is_text || carry_serve_refuse(refusal, 400, field, "%s: expected a text or a list of text blocks", field);
 }
 
+static bool is_block(const carry_json *block, const char *type) {
+    return carry_json_is_text(carry_json_find(block, "type"), type);
+}
+
+static bool refuse_block(carry_serve_refusal *refusal, const char *path, const char *expected) {
+    return carry_serve_refuse(refusal, 400, path, "%s: expected %s", path, expected);
+}
+
 static void put_call(carry_json_text *to, const carry_json *block) {
     carry_json_begin(to, NULL, '{');
     carry_json_add_node(to, "id", carry_json_find(block, "id"));
@@ -38,8 +46,59 @@ static void put_call(carry_json_text *to, const carry_json *block) {
     carry_json_end(to, '}');
 }
 
-static bool is_block(const carry_json *block, const char *type) {
-    return carry_json_is_text(carry_json_find(block, "type"), type);
+/* Checks a block of a message. */
+static bool check_block(const carry_json *block, const char *path, carry_serve_refusal *refusal) {
+    static const char *const types[] = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result"};
+    bool is_known = block->kind == CARRY_JSON_OBJECT;
+    if (!is_known) {
+        return refuse_block(refusal, path, "an object with a type");
+    }
+    is_known = false;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        is_known = is_known || is_block(block, types[i]);
+    }
+    if (!is_known) {
+        char field[CARRY_SERVE_FIELD];
+        (void)snprintf(field, sizeof field, "%.100s.type", path);
+        return refuse_block(refusal, field, "text, tool_use, tool_result or thinking");
+    }
+    if (is_block(block, "tool_use")) {
+        return carry_serve_check(block, path, "id", CARRY_JSON_STRING, true, refusal) &&
+               carry_serve_check(block, path, "name", CARRY_JSON_STRING, true, refusal) &&
+               carry_serve_check(block, path, "input", CARRY_JSON_OBJECT, true, refusal);
+    }
+    return is_block(block, "tool_result")
+               ? carry_serve_check(block, path, "tool_use_id", CARRY_JSON_STRING, true, refusal)
+           : is_block(block, "text")     ? carry_serve_check(block, path, "text", CARRY_JSON_STRING, true, refusal)
+           : is_block(block, "thinking") ? carry_serve_check(block, path, "thinking", CARRY_JSON_STRING, true, refusal)
+                                         : true;
+}
+
+static bool check_message(const carry_json *message, int64_t index, carry_serve_refusal *refusal) {
+    const carry_json *content = carry_serve_member(message, "content");
+    const carry_json *role = carry_serve_member(message, "role");
+    char path[CARRY_SERVE_FIELD / 2];
+    char field[CARRY_SERVE_FIELD];
+    int64_t at = 0;
+    (void)snprintf(path, sizeof path, "messages[%" PRId64 "]", index);
+    if (message->kind != CARRY_JSON_OBJECT) {
+        return refuse_block(refusal, path, "an object with role and content");
+    }
+    (void)snprintf(field, sizeof field, "%s.role", path);
+    if (!carry_json_is_text(role, "user") && !carry_json_is_text(role, "assistant")) {
+        return refuse_block(refusal, field, "user or assistant");
+    }
+    (void)snprintf(field, sizeof field, "%s.content", path);
+    if (content == NULL || (content->kind != CARRY_JSON_STRING && content->kind != CARRY_JSON_ARRAY)) {
+        return refuse_block(refusal, field, "a text or a list of blocks");
+    }
+    for (const carry_json *block = carry_json_first(content); block != NULL; block = block->next) {
+        (void)snprintf(field, sizeof field, "%s.content[%" PRId64 "]", path, at++);
+        if (!check_block(block, field, refusal)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Writes the results of tools as separate messages, before the rest of the user's message. */
@@ -109,6 +168,9 @@ static bool has_other_blocks(const carry_json *content) {
 static bool put_message(carry_json_text *to, const carry_json *message, int64_t index, carry_serve_refusal *refusal) {
     char field[CARRY_SERVE_FIELD];
     const carry_json *content = carry_serve_member(message, "content");
+    if (!check_message(message, index, refusal)) {
+        return false;
+    }
     const bool is_list = content != NULL && content->kind == CARRY_JSON_ARRAY;
     (void)snprintf(field, sizeof field, "messages[%" PRId64 "].content", index);
     if (is_list && !put_results(to, content, field, refusal)) {
@@ -151,9 +213,41 @@ static bool put_messages(carry_json_text *to, const carry_json *body, carry_serv
     return true;
 }
 
-static void put_tools(carry_json_text *to, const carry_json *tools) {
+static bool check_tool(const carry_json *tool, int64_t at, carry_serve_refusal *refusal) {
+    const carry_json *type = carry_serve_member(tool, "type");
+    char path[CARRY_SERVE_FIELD / 2];
+    char field[CARRY_SERVE_FIELD];
+    (void)snprintf(path, sizeof path, "tools[%" PRId64 "]", at);
+    if (tool->kind != CARRY_JSON_OBJECT) {
+        return refuse_block(refusal, path, "an object with name and input_schema");
+    }
+    (void)snprintf(field, sizeof field, "%s.type", path);
+    if (type != NULL && !carry_json_is_text(type, "custom")) {
+        return refuse_block(refusal, field, "custom: this server runs no tools");
+    }
+    (void)snprintf(field, sizeof field, "%s.name", path);
+    const char *name = carry_json_string(carry_json_find(tool, "name"));
+    if (name != NULL && name[0] == '\0') {
+        return refuse_block(refusal, field, "a name; it is empty");
+    }
+    return carry_serve_check(tool, path, "name", CARRY_JSON_STRING, true, refusal) &&
+           carry_serve_check(tool, path, "description", CARRY_JSON_STRING, false, refusal) &&
+           carry_serve_check(tool, path, "input_schema", CARRY_JSON_OBJECT, true, refusal);
+}
+
+static bool put_tools(carry_json_text *to, const carry_json *tools, carry_serve_refusal *refusal) {
+    int64_t at = 0;
+    if (tools->kind != CARRY_JSON_ARRAY) {
+        return refuse_block(refusal, "tools", "a list");
+    }
+    if (carry_json_count(tools) == 0) {
+        return true;
+    }
     carry_json_begin(to, "tools", '[');
     for (const carry_json *tool = carry_json_first(tools); tool != NULL; tool = tool->next) {
+        if (!check_tool(tool, at++, refusal)) {
+            return false;
+        }
         carry_json_begin(to, NULL, '{');
         carry_json_add_text(to, "type", "function");
         carry_json_begin(to, "function", '{');
@@ -166,6 +260,7 @@ static void put_tools(carry_json_text *to, const carry_json *tools) {
         carry_json_end(to, '}');
     }
     carry_json_end(to, ']');
+    return true;
 }
 
 static bool put_choice(carry_json_text *to, const carry_json *choice, carry_serve_refusal *refusal) {
@@ -174,6 +269,9 @@ static bool put_choice(carry_json_text *to, const carry_json *choice, carry_serv
         carry_json_add_bool(to, "parallel_tool_calls", !single->truth);
     }
     if (is_block(choice, "tool")) {
+        if (!carry_serve_check(choice, "tool_choice", "name", CARRY_JSON_STRING, true, refusal)) {
+            return false;
+        }
         carry_json_begin(to, "tool_choice", '{');
         carry_json_add_text(to, "type", "function");
         carry_json_begin(to, "function", '{');
@@ -191,6 +289,20 @@ static bool put_choice(carry_json_text *to, const carry_json *choice, carry_serv
            carry_serve_refuse(refusal, 400, "tool_choice", "tool_choice.type: expected auto, any, tool or none");
 }
 
+/* Checked here, since the rewritten body has another name for them. */
+static bool check_stops(const carry_json *stops, carry_serve_refusal *refusal) {
+    carry_serve_request counted = {0};
+    if (stops != NULL && stops->kind != CARRY_JSON_ARRAY) {
+        return carry_serve_refuse(refusal, 400, "stop_sequences", "stop_sequences: expected a list of texts");
+    }
+    for (const carry_json *stop = carry_json_first(stops); stop != NULL; stop = stop->next) {
+        if (!carry_serve_add_stop(&counted, stop, "stop_sequences", refusal)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool put_body(carry_json_text *to, const carry_json *body, carry_serve_refusal *refusal) {
     static const char *const same[] = {"model", "max_tokens", "temperature", "top_p", "top_k", "stream"};
     const carry_json *tools = carry_serve_member(body, "tools");
@@ -200,8 +312,8 @@ static bool put_body(carry_json_text *to, const carry_json *body, carry_serve_re
         return carry_serve_refuse(refusal, 400, "max_tokens", "max_tokens: Field required");
     }
     const carry_json *stops = carry_serve_member(body, "stop_sequences");
-    if (stops != NULL && stops->kind != CARRY_JSON_ARRAY) {
-        return carry_serve_refuse(refusal, 400, "stop_sequences", "stop_sequences: expected a list of texts");
+    if (!check_stops(stops, refusal)) {
+        return false;
     }
     if (thinking != NULL && thinking->kind != CARRY_JSON_OBJECT) {
         return carry_serve_refuse(refusal, 400, "thinking", "thinking: expected an object with a type");
@@ -220,10 +332,8 @@ static bool put_body(carry_json_text *to, const carry_json *body, carry_serve_re
         carry_json_add_bool(to, "enable_thinking", is_block(thinking, "enabled"));
         carry_json_end(to, '}');
     }
-    if (carry_json_count(tools) > 0) {
-        put_tools(to, tools);
-    }
-    const bool is_put = (choice == NULL || put_choice(to, choice, refusal)) && put_messages(to, body, refusal);
+    const bool is_put = (tools == NULL || put_tools(to, tools, refusal)) &&
+                        (choice == NULL || put_choice(to, choice, refusal)) && put_messages(to, body, refusal);
     carry_json_end(to, '}');
     return is_put;
 }

@@ -15,16 +15,15 @@ struct carry_serve_constraint {
     const carry_tokenizer *tokenizer;
     carry_text_rule rule;
     bool is_thinking;            /* the rule applies after THINK_END */
-    bool is_start;               /* the rule covers only the beginning of the answer */
-    bool is_over;                /* nothing is constrained any more */
     char tail[sizeof THINK_END]; /* last bytes of the text, while reasoning */
     size_t tail_length;
 };
 
 /* The request field that a constraint comes from, its kind and its text. */
 typedef struct source {
-    const char *field, *regex;
-    carry_json_text schema, pattern;
+    const char *field;
+    carry_constraint_kind kind;
+    carry_json_text text;
 } source;
 
 static bool is_thinking(const carry_serve_text *text) {
@@ -40,47 +39,49 @@ static bool has(const carry_serve_text *text, const char *part) {
     return text->prompt != NULL && memmem(text->prompt, text->prompt_length, part, strlen(part)) != NULL;
 }
 
-/* Writes a name with escapes for a regular expression. */
-static void put_quoted(carry_json_text *to, const char *name) {
-    for (; *name != '\0'; name++) {
-        carry_json_put_raw(to, strchr("\\^$.|?*+()[]{}/-", *name) != NULL ? "\\%c" : "%c", *name);
-    }
-}
-
-/* Writes a pattern for <tool_call> and the name of one of the tools. */
-static void put_call(carry_json_text *to, const carry_serve_request *r, bool is_xml) {
-    bool is_first = true;
-    carry_json_put_raw(to, "%s", is_xml ? "<tool_call>\\n<function=(" : "<tool_call>\\n\\{\"name\": \"(");
-    for (const carry_json *tool = carry_json_first(r->tools); tool != NULL; tool = tool->next) {
-        const char *name = carry_json_string(carry_json_find(carry_json_find(tool, "function"), "name"));
-        if (name != NULL &&
-            (r->tool_choice == CARRY_TOOLS_REQUIRED || (r->tool_name != NULL && strcmp(name, r->tool_name) == 0))) {
-            carry_json_put_raw(to, "%s", is_first ? "" : "|");
-            put_quoted(to, name);
-            is_first = false;
-        }
-    }
-    carry_json_put_raw(to, "%s", is_xml ? ")>\\n" : ")\", \"arguments\": \\{");
-}
-
 static bool needs_call(const carry_serve_request *r) {
     return r->tools != NULL && (r->tool_choice == CARRY_TOOLS_REQUIRED || r->tool_choice == CARRY_TOOLS_NAMED);
 }
 
+/* Describes the calls of the tools that may be called, as carry_calls_build reads them. */
+static void describe_calls(carry_json_text *to, const carry_serve_request *r, bool is_xml, bool follows_thinking) {
+    carry_json_begin(to, NULL, '{');
+    carry_json_add_text(to, "form", is_xml ? "xml" : "json");
+    carry_json_add_bool(to, "repeats", r->tool_choice == CARRY_TOOLS_REQUIRED && !r->no_parallel_tools);
+    carry_json_add_bool(to, "breaks", follows_thinking);
+    carry_json_begin(to, "tools", '[');
+    for (const carry_json *tool = carry_json_first(r->tools); tool != NULL; tool = tool->next) {
+        const carry_json *function = carry_json_find(tool, "function");
+        const carry_json *parameters = carry_serve_member(function, "parameters");
+        const char *name = carry_json_string(carry_json_find(function, "name"));
+        if (name == NULL || (r->tool_choice == CARRY_TOOLS_NAMED && strcmp(name, r->tool_name) != 0)) {
+            continue;
+        }
+        carry_json_begin(to, NULL, '{');
+        carry_json_add_text(to, "name", name);
+        if (parameters != NULL) {
+            carry_json_add_node(to, "parameters", parameters);
+        }
+        carry_json_end(to, '}');
+    }
+    carry_json_end(to, ']');
+    carry_json_end(to, '}');
+}
+
 static void find_source(source *s, const carry_serve_request *r, const carry_serve_text *text) {
-    s->field = "response_format";
+    *s = (source){.field = "response_format", .kind = CARRY_CONSTRAINT_SCHEMA};
     if (needs_call(r)) {
-        s->field = "tool_choice";
-        put_call(&s->pattern, r, has(text, "<function="));
-        s->regex = s->pattern.bytes;
+        s->field = "tools";
+        s->kind = CARRY_CONSTRAINT_CALLS;
+        describe_calls(&s->text, r, has(text, "<function="), is_thinking(text));
     } else if (r->format.kind == CARRY_FORMAT_REGEX) {
         s->field = "regex";
-        carry_json_put_raw(&s->pattern, "%.*s", (int)r->format.pattern_length, r->format.pattern);
-        s->regex = s->pattern.bytes;
+        s->kind = CARRY_CONSTRAINT_REGEX;
+        carry_json_text_append(&s->text, r->format.pattern, r->format.pattern_length);
     } else if (r->format.kind == CARRY_FORMAT_JSON_SCHEMA && r->format.schema != NULL) {
-        carry_json_add_node(&s->schema, NULL, r->format.schema);
+        carry_json_add_node(&s->text, NULL, r->format.schema);
     } else {
-        carry_json_put_raw(&s->schema, "%s", ANY_OBJECT);
+        carry_json_put_raw(&s->text, "%s", ANY_OBJECT);
     }
 }
 
@@ -91,20 +92,26 @@ static carry_status open_rule(carry_ctx *ctx, carry_serve_constraint *c, const s
     for (; count < text->end_count && count < 64; count++) {
         ends[count] = (int32_t)text->ends[count];
     }
-    CARRY_TRY(carry_text_rule_open(ctx, &c->rule, text->tokenizer, s->regex, s->regex != NULL ? NULL : s->schema.bytes,
-                                   text->vocabulary));
+    c->rule.words = (text->vocabulary + 31) / 32;
+    CARRY_TRY(carry_cursor_new(ctx, &c->rule.cursor, text->tokenizer, s->kind,
+                               s->text.bytes != NULL ? s->text.bytes : "", s->text.length));
     return carry_text_rule_set_ends(ctx, &c->rule, ends, count);
 }
 
 bool carry_serve_constrain(carry_ctx *ctx, carry_serve_constraint **made, const carry_serve_request *r,
                            const carry_serve_text *text, carry_serve_refusal *refusal) {
-    source s = {0};
+    source s;
     *made = NULL;
     if (r->format.kind == CARRY_FORMAT_TEXT && !needs_call(r)) {
         return true;
     }
-    if (r->ignores_ends && !needs_call(r)) {
-        return carry_serve_refuse(refusal, 400, "ignore_eos", "a format needs the tokens that end a text");
+    if (r->ignores_ends) {
+        return carry_serve_refuse(refusal, 400, "ignore_eos",
+                                  "a format or a required tool needs the tokens that end a text");
+    }
+    if (text->tokenizer == NULL) {
+        return carry_serve_refuse(refusal, 400, "response_format",
+                                  "a format needs a tokenizer, and this model has none");
     }
     if (needs_call(r) && !has(text, "<tool_call>")) {
         return carry_serve_refuse(refusal, 400, "tool_choice",
@@ -112,20 +119,19 @@ bool carry_serve_constrain(carry_ctx *ctx, carry_serve_constraint **made, const 
     }
     carry_serve_constraint *c = calloc(1, sizeof *c);
     find_source(&s, r, text);
-    if (c == NULL || s.schema.failed || s.pattern.failed) {
+    if (c == NULL || s.text.failed) {
         (void)carry_serve_refuse(refusal, 500, "", "out of memory");
     } else {
         c->tokenizer = text->tokenizer;
-        c->is_start = needs_call(r);
         c->is_thinking = is_thinking(text);
-        if (open_rule(ctx, c, &s, text) == CARRY_OK) {
+        const carry_status status = open_rule(ctx, c, &s, text);
+        if (status == CARRY_OK) {
             *made = c;
         } else {
-            (void)carry_serve_refuse(refusal, 400, s.field, "%s", carry_ctx_error(ctx));
+            (void)carry_serve_refuse(refusal, status == CARRY_EMEMORY ? 500 : 400, s.field, "%s", carry_ctx_error(ctx));
         }
     }
-    carry_json_text_free(&s.schema);
-    carry_json_text_free(&s.pattern);
+    carry_json_text_free(&s.text);
     if (*made == NULL) {
         carry_serve_constraint_free(c);
     }
@@ -163,11 +169,8 @@ bool carry_serve_constraint_allow(void *user, int64_t last, uint32_t *allowed) {
     const bool was_thinking = c->is_thinking;
     if (last >= 0 && was_thinking) {
         think(c, last);
-    } else if (last >= 0 && !c->is_over) {
-        c->is_over = carry_text_rule_take(&c->rule, last) && c->is_start;
-    }
-    if (c->is_over) {
-        return true;
+    } else if (last >= 0) {
+        (void)carry_text_rule_take(&c->rule, last);
     }
     if (c->is_thinking) {
         forbid_ends(c, allowed);

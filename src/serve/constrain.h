@@ -1,7 +1,8 @@
 /* Constrained sampling: decides which tokens may follow, from the request's format and tools. An answer that begins
-   inside <think> may have any text up to </think>, but may not end before it; then the constraint applies. tool_choice
-   "required", or the name of a function, fixes the beginning of the answer up to the arguments of the call, in the form
-   that the prompt uses for calls (JSON or Qwen's XML). It takes precedence over the format. */
+   inside <think> may have any text up to </think>, but may not end before it; then the constraint applies. With
+   tool_choice "required", or the name of a function, the answer is a call of a tool, or with "required" several, with
+   arguments by the tool's schema, in the form that the prompt uses for calls (JSON or Qwen's XML). This takes
+   precedence over the format. */
 #ifndef CARRY_SERVE_CONSTRAIN_H
 #define CARRY_SERVE_CONSTRAIN_H
 
@@ -23,7 +24,8 @@ typedef struct carry_serve_text {
 
 /* *made is NULL if the request has no constraint. Called once per choice on a preparing thread. Returns false with a
    refusal: 400 with the field if the request cannot be constrained (an invalid, unsupported or too large schema or
-   pattern; a tool call, which the chat template does not support; a format with ignore_eos), 500 if out of memory. */
+   pattern; a tool call, which the chat template does not support; a constraint with ignore_eos), 500 if out of memory.
+ */
 bool carry_serve_constrain(carry_ctx *ctx, carry_serve_constraint **made, const carry_serve_request *request,
                            const carry_serve_text *text, carry_serve_refusal *refusal);
 void carry_serve_constraint_free(carry_serve_constraint *constraint);

@@ -55,7 +55,10 @@ static void add_engine(carry_json_text *to, const carry_engine_stats *e) {
 void carry_serve_write_metrics(carry_lm_server *s, carry_json_text *to) {
     (void)pthread_mutex_lock(&s->lock);
     const carry_engine_stats stats = s->stats;
-    const int64_t waiting = s->job_count;
+    int64_t waiting = 0;
+    for (int i = 0; i < CARRY_SERVE_LANES; i++) {
+        waiting += s->lanes[i].count;
+    }
     (void)pthread_mutex_unlock(&s->lock);
     add_value(to, "carry_ready", "gauge", "1 once the model is loaded and until the server shuts down.",
               atomic_load(&s->phase) == CARRY_SERVE_READY);

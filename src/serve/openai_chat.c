@@ -18,7 +18,8 @@ static void add_logprobs(const carry_serve_answer *answer, carry_serve_choice *c
     }
     carry_json_begin(to, "logprobs", '{');
     carry_json_begin(to, "content", '[');
-    for (size_t i = 0; i < choice->token_count; i++) {
+    const size_t count = carry_serve_ready_tokens(choice);
+    for (size_t i = 0; i < count; i++) {
         const carry_serve_token *token = &choice->tokens[i];
         carry_json_begin(to, NULL, '{');
         add_token(answer, to, token->id, token->logprob);
@@ -34,7 +35,7 @@ static void add_logprobs(const carry_serve_answer *answer, carry_serve_choice *c
     carry_json_end(to, ']');
     carry_json_add_text(to, "refusal", NULL);
     carry_json_end(to, '}');
-    choice->token_count = 0;
+    carry_serve_drop_tokens(choice, count);
 }
 
 static void add_calls(const carry_serve_choice *choice, carry_json_text *to) {

@@ -175,6 +175,33 @@ static bool read_tool_choice(carry_serve_request *r, carry_serve_refusal *refusa
                               "tool_choice: expected none, auto, required or the function of one of the tools");
 }
 
+static bool check_tool(const carry_json *tool, int64_t at, carry_serve_refusal *refusal) {
+    const carry_json *function = carry_serve_member(tool, "function");
+    char path[CARRY_SERVE_FIELD / 4];
+    char inside[CARRY_SERVE_FIELD / 2];
+    char field[CARRY_SERVE_FIELD];
+    (void)snprintf(path, sizeof path, "tools[%" PRId64 "]", at);
+    (void)snprintf(inside, sizeof inside, "%s.function", path);
+    if (tool->kind != CARRY_JSON_OBJECT) {
+        return carry_serve_refuse(refusal, 400, path, "%s: expected an object", path);
+    }
+    if (!carry_json_is_text(carry_json_find(tool, "type"), "function")) {
+        (void)snprintf(field, sizeof field, "%s.type", path);
+        return carry_serve_refuse(refusal, 400, field, "%s: expected function", field);
+    }
+    if (!carry_serve_check(tool, path, "function", CARRY_JSON_OBJECT, true, refusal) ||
+        !carry_serve_check(function, inside, "name", CARRY_JSON_STRING, true, refusal) ||
+        !carry_serve_check(function, inside, "description", CARRY_JSON_STRING, false, refusal) ||
+        !carry_serve_check(function, inside, "parameters", CARRY_JSON_OBJECT, false, refusal)) {
+        return false;
+    }
+    if (carry_json_string(carry_json_find(function, "name"))[0] == '\0') {
+        (void)snprintf(field, sizeof field, "%s.name", inside);
+        return carry_serve_refuse(refusal, 400, field, "%s is empty: expected a name", field);
+    }
+    return true;
+}
+
 static bool read_tools(carry_serve_request *r, carry_serve_refusal *refusal) {
     const carry_json *tools = carry_serve_member(r->body, "tools");
     int64_t at = 0;
@@ -182,14 +209,12 @@ static bool read_tools(carry_serve_request *r, carry_serve_refusal *refusal) {
         return tools == NULL || tools->kind == CARRY_JSON_ARRAY ||
                carry_serve_refuse(refusal, 400, "tools", "tools: expected a list");
     }
+    if (tools->kind != CARRY_JSON_ARRAY) {
+        return carry_serve_refuse(refusal, 400, "tools", "tools: expected a list");
+    }
     for (const carry_json *tool = carry_json_first(tools); tool != NULL; tool = tool->next, at++) {
-        const char *name = carry_json_string(carry_json_find(carry_json_find(tool, "function"), "name"));
-        if (tools->kind != CARRY_JSON_ARRAY || !carry_json_is_text(carry_json_find(tool, "type"), "function") ||
-            name == NULL || name[0] == '\0') {
-            char field[CARRY_SERVE_FIELD];
-            (void)snprintf(field, sizeof field, "tools[%" PRId64 "]", at);
-            return carry_serve_refuse(refusal, 400, field,
-                                      "%s: expected {\"type\": \"function\", \"function\": {\"name\": ...}}", field);
+        if (!check_tool(tool, at, refusal)) {
+            return false;
         }
     }
     r->tools = tools;

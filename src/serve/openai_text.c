@@ -7,18 +7,16 @@
 typedef enum column { COLUMN_TOKENS, COLUMN_LOGPROBS, COLUMN_TOP, COLUMN_OFFSETS } column;
 
 static void add_column(const carry_serve_answer *answer, const carry_serve_choice *choice, carry_json_text *to,
-                       const char *key, column which) {
-    size_t offset = choice->text_offset;
+                       const char *key, column which, size_t count) {
     carry_json_begin(to, key, '[');
-    for (size_t i = 0; i < choice->token_count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const carry_serve_token *token = &choice->tokens[i];
         if (which == COLUMN_TOKENS) {
             carry_serve_put_token(answer, to, NULL, token->id);
         } else if (which == COLUMN_LOGPROBS) {
             carry_json_add_number(to, NULL, (double)token->logprob);
         } else if (which == COLUMN_OFFSETS) {
-            carry_json_add_integer(to, NULL, (int64_t)offset);
-            offset += carry_serve_token_length(answer, token->id);
+            carry_json_add_integer(to, NULL, token->at);
         } else {
             carry_json_begin(to, NULL, '{');
             for (int j = 0; j < token->top_count; j++) {
@@ -36,16 +34,14 @@ static void add_logprobs(const carry_serve_answer *answer, carry_serve_choice *c
         carry_json_add_text(to, "logprobs", NULL);
         return;
     }
+    const size_t count = carry_serve_ready_tokens(choice);
     carry_json_begin(to, "logprobs", '{');
-    add_column(answer, choice, to, "tokens", COLUMN_TOKENS);
-    add_column(answer, choice, to, "token_logprobs", COLUMN_LOGPROBS);
-    add_column(answer, choice, to, "top_logprobs", COLUMN_TOP);
-    add_column(answer, choice, to, "text_offset", COLUMN_OFFSETS);
+    add_column(answer, choice, to, "tokens", COLUMN_TOKENS, count);
+    add_column(answer, choice, to, "token_logprobs", COLUMN_LOGPROBS, count);
+    add_column(answer, choice, to, "top_logprobs", COLUMN_TOP, count);
+    add_column(answer, choice, to, "text_offset", COLUMN_OFFSETS, count);
     carry_json_end(to, '}');
-    for (size_t i = 0; i < choice->token_count; i++) {
-        choice->text_offset += carry_serve_token_length(answer, choice->tokens[i].id);
-    }
-    choice->token_count = 0;
+    carry_serve_drop_tokens(choice, count);
 }
 
 static void write_whole(carry_serve_answer *answer, carry_json_text *to) {

@@ -23,12 +23,6 @@ static const struct {
 
 #define FILES (sizeof files / sizeof files[0])
 
-static const char *const paths[] = {"/", "/chat.css", "/chat.js", "/chat.svg", NULL};
-
-const char *const *carry_serve_page_paths(void) {
-    return paths;
-}
-
 static void get_file(void *user, carry_http_response *response, const carry_http_request *request) {
     for (size_t i = 0; i < FILES; i++) {
         if (strcmp(request->path, files[i].path) == 0) {

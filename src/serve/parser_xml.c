@@ -16,42 +16,18 @@
 #include "core/json.h"
 #include "core/json_write.h"
 #include "serve/parser_inside.h"
+#include "tokenizer/constraint/calls.h"
 
 #define FUNCTION "<function="
 #define FUNCTION_END "</function>"
 #define PARAMETER "<parameter="
 #define PARAMETER_END "</parameter>"
 
-static bool is_text_type(const carry_json *type) {
-    return carry_json_is_text(type, "string");
-}
-
-/* True if a value of this schema is never text. */
-static bool is_other_type(const carry_json *schema) {
-    const carry_json *type = carry_json_find(schema, "type");
-    const carry_json *any = carry_json_find(schema, "anyOf");
-    if (type != NULL && type->kind == CARRY_JSON_STRING) {
-        return !is_text_type(type);
-    }
-    for (const carry_json *one = carry_json_first(type); one != NULL; one = one->next) {
-        if (is_text_type(one)) {
-            return false;
-        }
-    }
-    for (const carry_json *one = carry_json_first(any); one != NULL; one = one->next) {
-        if (!is_other_type(one)) {
-            return false;
-        }
-    }
-    return type != NULL || any != NULL;
-}
-
 static bool is_other(const carry_serve_parser *p) {
     for (const carry_json *tool = carry_json_first(p->request->tools); tool != NULL; tool = tool->next) {
         const carry_json *function = carry_json_find(tool, "function");
         if (carry_json_is_text(carry_json_find(function, "name"), p->name)) {
-            const carry_json *parameters = carry_json_find(function, "parameters");
-            return is_other_type(carry_json_find(carry_json_find(parameters, "properties"), p->parameter));
+            return !carry_call_is_text(carry_json_find(function, "parameters"), p->parameter);
         }
     }
     return false;

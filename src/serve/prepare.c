@@ -1,5 +1,6 @@
 /* Preparing threads turn the bodies of HTTP requests into requests for the engine, so that long texts delay neither the
-   HTTP thread nor the engine's steps. */
+   HTTP thread nor the engine's steps. Long bodies have threads of their own: short requests do not wait for them. The
+   work for a client that has gone is dropped. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,8 @@
 #include "serve/server_internal.h"
 
 #define QUEUE 256
-#define QUEUE_BYTES ((size_t)256 << 20)
+#define QUEUE_BYTES ((size_t)256 << 20) /* in each lane */
+#define LONG ((size_t)256 << 10)        /* bytes of a long body; it is tokenized in tens of milliseconds */
 #define VALUES ((size_t)1 << 20) /* at most this many values in a body; each takes about a hundred bytes of memory */
 
 void carry_serve_job_free(carry_serve_job *job) {
@@ -41,15 +43,17 @@ static carry_serve_job *copy_job(carry_http_response *response, const carry_http
 /* Returns false if the queue is full. */
 static bool enqueue(carry_lm_server *s, carry_serve_job *job) {
     const int64_t most = s->options.queue > 0 ? s->options.queue : QUEUE;
+    const int number = job->length > LONG;
+    carry_serve_lane *lane = &s->lanes[number];
     (void)pthread_mutex_lock(&s->lock);
-    const bool fits = s->job_count < most && s->job_bytes + job->length <= QUEUE_BYTES;
+    const bool fits = lane->count < most && lane->bytes + job->length <= QUEUE_BYTES;
     if (fits) {
-        *(s->last_job != NULL ? &s->last_job->next : &s->jobs) = job;
-        s->last_job = job;
-        s->job_count++;
-        s->job_bytes += job->length;
+        *(lane->last != NULL ? &lane->last->next : &lane->first) = job;
+        lane->last = job;
+        lane->count++;
+        lane->bytes += job->length;
         (void)atomic_fetch_add(&s->answers, 1);
-        (void)pthread_cond_signal(&s->has_job);
+        (void)pthread_cond_signal(&s->has_job[number]);
     }
     (void)pthread_mutex_unlock(&s->lock);
     return fits;
@@ -112,7 +116,11 @@ carry_status carry_serve_encoder(carry_serve_preparer *p) {
     if (tokenizer == NULL) {
         return carry_fail(p->ctx, CARRY_EUNSUPPORTED, "this model has no tokenizer: prompts are lists of token ids");
     }
-    return p->encoder != NULL ? CARRY_OK : carry_encoder_new(p->ctx, &p->encoder, tokenizer);
+    if (p->encoder == NULL) {
+        CARRY_TRY(carry_encoder_new(p->ctx, &p->encoder, tokenizer));
+        carry_encoder_set_cancel(p->encoder, &p->is_gone);
+    }
+    return CARRY_OK;
 }
 
 static bool render(carry_serve_preparer *p, const carry_serve_request *r, char **prompt, size_t *length,
@@ -147,6 +155,10 @@ static bool keep_ids(carry_serve_preparer *p, carry_serve_request *r, const carr
     return true;
 }
 
+static int status_of(carry_status status) {
+    return status == CARRY_EINTERRUPTED ? CARRY_SERVE_GONE : status == CARRY_EMEMORY ? 500 : 400;
+}
+
 bool carry_serve_tokenize(carry_serve_preparer *p, carry_serve_request *r, char **prompt, size_t *length,
                           carry_serve_refusal *refusal) {
     *prompt = NULL;
@@ -165,33 +177,50 @@ bool carry_serve_tokenize(carry_serve_preparer *p, carry_serve_request *r, char 
         status = carry_encode_start(p->ctx, p->server->engine->model.tokenizer, &found);
     }
     status = status == CARRY_OK ? carry_encode(p->ctx, p->encoder, &found, text, bytes, CARRY_SPECIALS_FOUND) : status;
-    const bool is_done = status == CARRY_OK ? keep_ids(p, r, &found, refusal)
-                                            : carry_serve_refuse(refusal, status == CARRY_EMEMORY ? 500 : 400, "prompt",
-                                                                 "%s", carry_ctx_error(p->ctx));
+    const bool is_done = status == CARRY_OK
+                             ? keep_ids(p, r, &found, refusal)
+                             : carry_serve_refuse(refusal, status_of(status), "prompt", "%s", carry_ctx_error(p->ctx));
     carry_ids_free(&found);
     return is_done;
 }
 
-static carry_serve_job *next_job(carry_lm_server *s) {
+static carry_serve_job *next_job(carry_lm_server *s, int number) {
+    carry_serve_lane *lane = &s->lanes[number];
     (void)pthread_mutex_lock(&s->lock);
-    while (s->jobs == NULL && !s->is_stopping) {
-        (void)pthread_cond_wait(&s->has_job, &s->lock);
+    while (lane->first == NULL && !s->is_stopping) {
+        (void)pthread_cond_wait(&s->has_job[number], &s->lock);
     }
-    carry_serve_job *job = s->is_stopping ? NULL : s->jobs;
+    carry_serve_job *job = s->is_stopping ? NULL : lane->first;
     if (job != NULL) {
-        s->jobs = job->next;
-        s->last_job = s->jobs == NULL ? NULL : s->last_job;
-        s->job_count--;
-        s->job_bytes -= job->length;
+        lane->first = job->next;
+        lane->last = lane->first == NULL ? NULL : lane->last;
+        lane->count--;
+        lane->bytes -= job->length;
     }
     (void)pthread_mutex_unlock(&s->lock);
     return job;
 }
 
+/* On the HTTP thread. */
+static void on_gone(void *user) {
+    carry_serve_preparer *p = user;
+    atomic_store(&p->is_gone, true);
+}
+
+void carry_serve_unwatch(carry_serve_job *job) {
+    (void)carry_http_watch_client(job->response, &(carry_http_watch){0});
+}
+
 static void *prepare(void *user) {
     carry_serve_preparer *p = user;
-    for (carry_serve_job *job; (job = next_job(p->server)) != NULL;) {
-        job->work(p, job);
+    for (carry_serve_job *job; (job = next_job(p->server, p->lane)) != NULL;) {
+        if (carry_http_watch_client(job->response, &(carry_http_watch){.gone = on_gone, .user = p})) {
+            job->work(p, job);
+        } else {
+            carry_serve_reply_refusal(p->server, job->response, NULL,
+                                      &(carry_serve_refusal){.status = CARRY_SERVE_GONE});
+        }
+        atomic_store(&p->is_gone, false);
         carry_serve_job_free(job);
     }
     return NULL;
@@ -202,6 +231,7 @@ bool carry_serve_start_preparers(carry_lm_server *s) {
     for (int i = 0; i < CARRY_SERVE_PREPARERS && are_started; i++) {
         carry_serve_preparer *p = &s->preparers[i];
         p->server = s;
+        p->lane = i % CARRY_SERVE_LANES;
         are_started =
             carry_ctx_new(&p->ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) == CARRY_OK &&
             carry_thread_start(&p->thread, prepare, p) == 0;
@@ -212,6 +242,9 @@ bool carry_serve_start_preparers(carry_lm_server *s) {
 
 void carry_serve_stop_preparers(carry_lm_server *s) {
     for (int i = 0; i < CARRY_SERVE_PREPARERS; i++) {
+        atomic_store(&s->preparers[i].is_gone, true);
+    }
+    for (int i = 0; i < CARRY_SERVE_PREPARERS; i++) {
         carry_serve_preparer *p = &s->preparers[i];
         if (p->is_started) {
             (void)pthread_join(p->thread, NULL);
@@ -219,10 +252,12 @@ void carry_serve_stop_preparers(carry_lm_server *s) {
         carry_encoder_free(p->encoder);
         carry_ctx_free(p->ctx);
     }
-    for (carry_serve_job *job = s->jobs, *next; job != NULL; job = next) {
-        next = job->next;
-        carry_http_abort(job->response);
-        carry_serve_job_free(job);
+    for (int i = 0; i < CARRY_SERVE_LANES; i++) {
+        for (carry_serve_job *job = s->lanes[i].first, *next; job != NULL; job = next) {
+            next = job->next;
+            carry_http_abort(job->response);
+            carry_serve_job_free(job);
+        }
+        s->lanes[i] = (carry_serve_lane){0};
     }
-    s->jobs = s->last_job = NULL;
 }

@@ -99,8 +99,26 @@ bool carry_serve_read_text(const carry_json *object, const char *key, const char
     return true;
 }
 
-static bool add_stop(carry_serve_request *request, const carry_json *stop, const char *key,
-                     carry_serve_refusal *refusal) {
+bool carry_serve_check(const carry_json *object, const char *path, const char *key, carry_json_kind kind,
+                       bool is_required, carry_serve_refusal *refusal) {
+    const carry_json *found = carry_serve_member(object, key);
+    const char *expected = kind == CARRY_JSON_STRING ? "a text" : kind == CARRY_JSON_ARRAY ? "a list" : "an object";
+    char field[CARRY_SERVE_FIELD];
+    char shown[CARRY_JSON_SHOWN];
+    if (found == NULL && !is_required) {
+        return true;
+    }
+    if (found != NULL && found->kind == kind && (kind != CARRY_JSON_STRING || carry_json_string(found) != NULL)) {
+        return true;
+    }
+    (void)snprintf(field, sizeof field, "%s.%s", path, key);
+    return found == NULL ? carry_serve_refuse(refusal, 400, field, "%s is missing: expected %s", field, expected)
+                         : carry_serve_refuse(refusal, 400, field, "%s is %s: expected %s", field,
+                                              carry_json_show(shown, found), expected);
+}
+
+bool carry_serve_add_stop(carry_serve_request *request, const carry_json *stop, const char *key,
+                          carry_serve_refusal *refusal) {
     const char *text = carry_json_string(stop);
     char shown[CARRY_JSON_SHOWN];
     if (text == NULL) {
@@ -109,6 +127,10 @@ static bool add_stop(carry_serve_request *request, const carry_json *stop, const
     }
     if (request->stop_count == CARRY_SERVE_STOPS) {
         return carry_serve_refuse(refusal, 400, key, "%s has more than %d texts", key, CARRY_SERVE_STOPS);
+    }
+    if (stop->as.text.length > CARRY_SERVE_STOP_BYTES) {
+        return carry_serve_refuse(refusal, 400, key, "%s has a text of %zu bytes: expected at most %d", key,
+                                  stop->as.text.length, CARRY_SERVE_STOP_BYTES);
     }
     if (text[0] != '\0') {
         request->stops[request->stop_count++] = text;
@@ -123,10 +145,10 @@ bool carry_serve_read_stops(const carry_json *object, const char *key, carry_ser
         return true;
     }
     if (found->kind != CARRY_JSON_ARRAY) {
-        return add_stop(request, found, key, refusal);
+        return carry_serve_add_stop(request, found, key, refusal);
     }
     for (const carry_json *stop = carry_json_first(found); stop != NULL; stop = stop->next) {
-        if (!add_stop(request, stop, key, refusal)) {
+        if (!carry_serve_add_stop(request, stop, key, refusal)) {
             return false;
         }
     }

@@ -24,8 +24,9 @@
 #include "core/json.h"
 #include "core/json_write.h"
 
-#define CARRY_SERVE_CHOICES 64  /* largest n */
-#define CARRY_SERVE_STOPS 64    /* largest number of stop texts */
+#define CARRY_SERVE_CHOICES 64 /* largest n */
+#define CARRY_SERVE_STOPS 64   /* largest number of stop texts */
+#define CARRY_SERVE_STOP_BYTES 4096
 #define CARRY_SERVE_BIASES 4096 /* largest number of logit_bias entries */
 #define CARRY_SERVE_FIELD 128
 
@@ -129,6 +130,7 @@ typedef void (*carry_serve_emit)(void *user, const carry_serve_part *part);
 typedef struct carry_serve_token {
     int32_t id;
     float logprob;
+    int64_t at; /* bytes of the text before it */
     int top_count;
     int32_t top[20];
     float top_logprob[20];
@@ -140,7 +142,7 @@ typedef struct carry_serve_call {
 } carry_serve_call;
 
 /* A choice so far. In a streamed answer, texts and the arguments of calls are not collected, and `tokens` are those
-   that the next part will report. */
+   that were not reported yet. */
 typedef struct carry_serve_choice {
     int64_t index;
     carry_json_text text, reasoning; /* raw bytes, not escaped */
@@ -148,7 +150,7 @@ typedef struct carry_serve_choice {
     int call_count;
     carry_serve_token *tokens;
     size_t token_count, token_capacity;
-    size_t text_offset;    /* bytes of text of earlier tokens */
+    int64_t text_length;   /* bytes of text so far, before it is split into parts */
     int block, block_kind; /* in Anthropic's streams: the current content block */
     bool is_ended;
     carry_engine_reason reason;
@@ -186,9 +188,17 @@ bool carry_serve_read_integer(const carry_json *object, const char *key, int64_t
 bool carry_serve_read_bool(const carry_json *object, const char *key, bool *value, carry_serve_refusal *refusal);
 /* *value is NULL if absent; texts with NUL characters are refused. */
 bool carry_serve_read_text(const carry_json *object, const char *key, const char **value, carry_serve_refusal *refusal);
+/* Adds a stop text; an empty one is dropped. */
+bool carry_serve_add_stop(carry_serve_request *request, const carry_json *stop, const char *key,
+                          carry_serve_refusal *refusal);
 /* Reads a text or a list of texts; empty ones are dropped. */
 bool carry_serve_read_stops(const carry_json *object, const char *key, carry_serve_request *request,
                             carry_serve_refusal *refusal);
+/* Checks the kind of a member: CARRY_JSON_STRING (without zero bytes), CARRY_JSON_ARRAY or CARRY_JSON_OBJECT. An absent
+   or null member is refused if is_required. path: the name of the object, such as "messages[2]"; the refusal names
+   path.key. */
+bool carry_serve_check(const carry_json *object, const char *path, const char *key, carry_json_kind kind,
+                       bool is_required, carry_serve_refusal *refusal);
 /* Returns the member, or NULL if it is absent or null. */
 const carry_json *carry_serve_member(const carry_json *object, const char *key);
 

@@ -50,6 +50,12 @@ void carry_serve_write_error(void *user, const char *path, int status, const cha
 void carry_serve_reply_refusal(carry_lm_server *s, carry_http_response *response, const carry_serve_dialect *dialect,
                                const carry_serve_refusal *refusal) {
     carry_json_text body = {0};
+    if (refusal->status == CARRY_SERVE_GONE) {
+        (void)atomic_fetch_add(&s->counters.disconnected, 1);
+        carry_http_abort(response);
+        (void)atomic_fetch_sub(&s->answers, 1);
+        return;
+    }
     write_refusal(dialect, refusal, &body);
     if (refusal->status == 429 || refusal->status == 503) {
         (void)carry_http_add_header(response, "Retry-After", RETRY);

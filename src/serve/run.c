@@ -84,8 +84,10 @@ bool carry_serve_on_event(void *user, const carry_engine_event *event) {
         (void)snprintf(m->failure, sizeof m->failure, "%s", event->message);
     }
     if (has_token) {
-        m->token = (carry_serve_token){
-            .id = (int32_t)event->token, .logprob = (float)event->logprob, .top_count = event->top_count};
+        m->token = (carry_serve_token){.id = (int32_t)event->token,
+                                       .logprob = (float)event->logprob,
+                                       .top_count = event->top_count,
+                                       .at = event->text_before};
         for (int i = 0; i < event->top_count; i++) {
             m->token.top[i] = event->top_tokens[i];
             m->token.top_logprob[i] = event->top_logprobs[i];

@@ -9,6 +9,9 @@
 #include "core/context.h"
 #include "serve/server_internal.h"
 
+/* Load balancers ask for the health without a key; the page holds no secret. */
+static const char *const public_paths[] = {"/health", CARRY_SERVE_PAGE_PATHS, NULL};
+
 /* Runs on the HTTP thread, the only one that may read its counts. */
 static void on_woken(void *user) {
     carry_lm_server *s = user;
@@ -24,8 +27,10 @@ static carry_status open_server(carry_ctx *ctx, carry_lm_server *s, const carry_
     s->model = strdup(options->model);
     s->states = options->states != NULL ? strdup(options->states) : NULL;
     s->created = (int64_t)time(NULL);
-    s->has_lock = pthread_mutex_init(&s->lock, NULL) == 0 && pthread_cond_init(&s->has_job, NULL) == 0 &&
-                  pthread_cond_init(&s->has_message, NULL) == 0;
+    s->has_lock = pthread_mutex_init(&s->lock, NULL) == 0 && pthread_cond_init(&s->has_message, NULL) == 0;
+    for (int i = 0; i < CARRY_SERVE_LANES; i++) {
+        s->has_lock = s->has_lock && pthread_cond_init(&s->has_job[i], NULL) == 0;
+    }
     if (s->model == NULL || !s->has_lock || (options->states != NULL && s->states == NULL)) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a server");
     }
@@ -44,7 +49,7 @@ static carry_status open_server(carry_ctx *ctx, carry_lm_server *s, const carry_
                                                   .advice = "give --api-key-file FILE, or --open to serve without one",
                                                   .hosts = options->hosts,
                                                   .origins = options->origins,
-                                                  .public_paths = carry_serve_page_paths(),
+                                                  .public_paths = public_paths,
                                                   .patience = options->patience,
                                                   .routes = s->routes,
                                                   .route_count = s->route_count,
@@ -80,7 +85,9 @@ void carry_lm_server_free(carry_lm_server *s) {
     if (s->has_lock) {
         (void)pthread_mutex_lock(&s->lock);
         s->is_stopping = true;
-        (void)pthread_cond_broadcast(&s->has_job);
+        for (int i = 0; i < CARRY_SERVE_LANES; i++) {
+            (void)pthread_cond_broadcast(&s->has_job[i]);
+        }
         (void)pthread_mutex_unlock(&s->lock);
         carry_serve_stop_preparers(s);
         (void)pthread_mutex_lock(&s->lock);
@@ -88,7 +95,9 @@ void carry_lm_server_free(carry_lm_server *s) {
         (void)pthread_mutex_unlock(&s->lock);
         carry_serve_stop_output(s);
         (void)pthread_mutex_destroy(&s->lock);
-        (void)pthread_cond_destroy(&s->has_job);
+        for (int i = 0; i < CARRY_SERVE_LANES; i++) {
+            (void)pthread_cond_destroy(&s->has_job[i]);
+        }
         (void)pthread_cond_destroy(&s->has_message);
     }
     if (s->has_chat) {

@@ -12,7 +12,9 @@
 #include "serve/server.h"
 #include "tokenizer/chat.h"
 
-#define CARRY_SERVE_PREPARERS 2
+#define CARRY_SERVE_LANES 2     /* of requests that wait for a preparing thread: short bodies, long bodies */
+#define CARRY_SERVE_PREPARERS 4 /* thread i serves lane i % CARRY_SERVE_LANES */
+#define CARRY_SERVE_GONE 499    /* the status of a refusal: the client has gone, and nothing is sent */
 #define CARRY_SERVE_ROUTES 32
 #define CARRY_SERVE_BUCKETS 14
 #define CARRY_SERVE_STATUSES 600
@@ -34,11 +36,20 @@ typedef struct carry_serve_job {
     double received;
 } carry_serve_job;
 
+/* Requests that wait for a preparing thread. */
+typedef struct carry_serve_lane {
+    carry_serve_job *first, *last;
+    int64_t count;
+    size_t bytes;
+} carry_serve_lane;
+
 /* A preparing thread. */
 typedef struct carry_serve_preparer {
     carry_lm_server *server;
     carry_ctx *ctx;
+    int lane;
     carry_encoder *encoder; /* NULL: no tokenizer, or not used yet */
+    atomic_bool is_gone;    /* the client of the current job has gone, or the server stops */
     pthread_t thread;
     bool is_started;
 } carry_serve_preparer;
@@ -117,11 +128,9 @@ struct carry_lm_server {
     atomic_ullong next_id;
 
     pthread_mutex_t lock; /* guards all fields below */
-    pthread_cond_t has_job, has_message;
+    pthread_cond_t has_job[CARRY_SERVE_LANES], has_message;
     bool is_stopping;
-    carry_serve_job *jobs, *last_job;
-    int64_t job_count;
-    size_t job_bytes;
+    carry_serve_lane lanes[CARRY_SERVE_LANES];
     carry_serve_messages messages;
     carry_serve_command *commands, *last_command;
     carry_engine_stats stats; /* as of the last step */
@@ -135,7 +144,8 @@ struct carry_lm_server {
 /* routes.c */
 void carry_serve_add_routes(carry_lm_server *server);
 void carry_serve_write_error(void *user, const char *path, int status, const char *message, carry_json_text *body);
-/* Sends a refusal and counts it, in the dialect's form, or OpenAI's if NULL. (ends the response) */
+/* Sends a refusal and counts it, in the dialect's form, or OpenAI's if NULL. CARRY_SERVE_GONE closes the connection
+   instead. (ends the response) */
 void carry_serve_reply_refusal(carry_lm_server *server, carry_http_response *response,
                                const carry_serve_dialect *dialect, const carry_serve_refusal *refusal);
 void carry_serve_reply_json(carry_lm_server *server, carry_http_response *response, int status, carry_json_text *text);
@@ -145,7 +155,7 @@ const carry_serve_dialect *carry_serve_dialect_of(const char *path);
 
 /* page.c */
 void carry_serve_add_page(carry_lm_server *server);
-const char *const *carry_serve_page_paths(void); /* ends with NULL */
+#define CARRY_SERVE_PAGE_PATHS "/", "/chat.css", "/chat.js", "/chat.svg"
 
 /* prepare.c */
 bool carry_serve_start_preparers(carry_lm_server *server);
@@ -155,6 +165,8 @@ void carry_serve_queue(carry_lm_server *server, carry_http_response *response, c
                        void (*work)(carry_serve_preparer *preparer, carry_serve_job *job),
                        const carry_serve_dialect *dialect);
 void carry_serve_job_free(carry_serve_job *job);
+/* The preparing thread no longer watches the client: call this before handing the response to another thread. */
+void carry_serve_unwatch(carry_serve_job *job);
 /* Parses the JSON of a body, with a limit on the number of values. Returns NULL with a refusal. */
 carry_json *carry_serve_parse_body(carry_serve_preparer *preparer, const carry_serve_job *job,
                                    carry_serve_refusal *refusal);

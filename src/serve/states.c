@@ -188,6 +188,7 @@ void carry_serve_state_save(carry_serve_preparer *p, carry_serve_job *job) {
         refuse_work(w, &refusal);
         return;
     }
+    carry_serve_unwatch(job);
     const carry_engine_request request = {CARRY_INIT(carry_engine_request),
                                           .ids = w->request.ids,
                                           .id_count = w->request.id_count,
@@ -252,6 +253,7 @@ void carry_serve_state_load(carry_serve_preparer *p, carry_serve_job *job) {
     w->command.run = load;
     (void)snprintf(w->name, sizeof w->name, "%s", job->rest);
     memcpy(w->path, path, sizeof path);
+    carry_serve_unwatch(job);
     carry_serve_command_post(p->server, &w->command);
 }
 

@@ -14,6 +14,8 @@
 #define CACHE_BYTES 25
 #define CACHE_IDS 9
 #define NEVER UINT32_MAX
+#define KEPT ((size_t)1 << 20)    /* bytes of a piece whose workspace is kept */
+#define CHECKED ((size_t)1 << 16) /* merges between two looks at the flag that cancels */
 
 /* A cached piece and its token numbers, in one cache line. Pieces that do not fit are merged each time. */
 typedef struct cached {
@@ -40,6 +42,7 @@ struct carry_merger {
     size_t symbol_room;
     candidate *heap;
     size_t heap_room, heap_count;
+    const atomic_bool *cancelled; /* or NULL */
 };
 
 static bool goes_first(candidate a, candidate b) {
@@ -101,6 +104,14 @@ static size_t start_tokens(const carry_tokenizer *t, uint32_t *id, const unsigne
     return count;
 }
 
+static void drop_workspace(carry_merger *e) {
+    free(e->symbols);
+    free(e->heap);
+    e->symbols = NULL;
+    e->heap = NULL;
+    e->symbol_room = e->heap_room = e->heap_count = 0;
+}
+
 /* Merges a piece of any length. Each merge proposes at most two more, so the heap needs at most 3 candidates per
    byte. */
 static carry_status merge_long(carry_merger *e, carry_ids *ids, const unsigned char *piece, size_t length) {
@@ -119,7 +130,10 @@ static carry_status merge_long(carry_merger *e, carry_ids *ids, const unsigned c
     for (int32_t i = 0; i < count; i++) {
         propose(e, i);
     }
-    while (e->heap_count > 0) {
+    for (size_t merges = 1; e->heap_count > 0; merges++) {
+        if (merges % CHECKED == 0 && carry_is_cancelled(e->cancelled)) {
+            return CARRY_EINTERRUPTED;
+        }
         candidate c = heap_pop(e);
         symbol *left = &e->symbols[c.at];
         if (!left->alive || left->after < 0) {
@@ -186,6 +200,9 @@ static size_t merge_short(const carry_tokenizer *t, uint32_t *id, const unsigned
 carry_status carry_merger_piece(carry_merger *merger, carry_ids *ids, const unsigned char *piece, size_t length) {
     carry_merger *e = merger;
     const carry_tokenizer *t = e->tokenizer;
+    if (carry_is_cancelled(e->cancelled)) {
+        return CARRY_EINTERRUPTED;
+    }
     if (!carry_list_grow(&ids->id, &ids->room, ids->count, length, sizeof *ids->id)) {
         return CARRY_EMEMORY;
     }
@@ -209,7 +226,11 @@ carry_status carry_merger_piece(carry_merger *merger, carry_ids *ids, const unsi
     } else if (length <= SHORT_PIECE) {
         ids->count += merge_short(t, ids->id + ids->count, piece, length);
     } else {
-        return merge_long(e, ids, piece, length);
+        const carry_status status = merge_long(e, ids, piece, length);
+        if (length > KEPT) {
+            drop_workspace(e);
+        }
+        return status;
     }
     size_t count = ids->count - before;
     if (slot != NULL && count <= CACHE_IDS) {
@@ -232,6 +253,10 @@ carry_merger *carry_merger_new(const carry_tokenizer *tokenizer) {
         return NULL;
     }
     return made;
+}
+
+void carry_merger_set_cancel(carry_merger *merger, const atomic_bool *flag) {
+    merger->cancelled = flag;
 }
 
 void carry_merger_free(carry_merger *merger) {

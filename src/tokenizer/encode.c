@@ -10,6 +10,7 @@ struct carry_encoder {
     carry_merger *merger;
     carry_cutter *cutter[CARRY_STAGES];
     carry_buffer normal[2], marked;
+    const atomic_bool *cancelled; /* or NULL */
 };
 
 /* Finds the first added token of a pass in text[*at..length). Returns its number and sets *at to its position; -1 if
@@ -87,8 +88,8 @@ static carry_status encode_between(carry_encoder *e, carry_ids *ids, int pass, b
                                    size_t length, const asked *how) {
     const carry_parts *p = &e->tokenizer->parts;
     if (pass == 1 && p->normals > 0 &&
-        !carry_normalize(p, !(first && how->continues), text, length, e->normal, &text, &length)) {
-        return CARRY_EMEMORY;
+        !carry_normalize(p, !(first && how->continues), text, length, e->normal, &text, &length, e->cancelled)) {
+        return carry_is_cancelled(e->cancelled) ? CARRY_EINTERRUPTED : CARRY_EMEMORY;
     }
     if (pass == 2) {
         return encode_plain(e, ids, first && !how->continues, text, length);
@@ -120,10 +121,19 @@ carry_status carry_encode_text(carry_encoder *encoder, carry_ids *ids, const voi
 
 carry_status carry_encode(carry_ctx *ctx, carry_encoder *encoder, carry_ids *ids, const void *text, size_t length,
                           carry_specials specials) {
-    if (carry_encode_text(encoder, ids, text, length, specials) != CARRY_OK) {
+    const carry_status status = carry_encode_text(encoder, ids, text, length, specials);
+    if (status == CARRY_EINTERRUPTED) {
+        return carry_fail(ctx, status, "the encoding of a text of %zu bytes was cancelled", length);
+    }
+    if (status != CARRY_OK) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: encoding a text of %zu bytes", length);
     }
     return CARRY_OK;
+}
+
+void carry_encoder_set_cancel(carry_encoder *encoder, const atomic_bool *flag) {
+    encoder->cancelled = flag;
+    carry_merger_set_cancel(encoder->merger, flag);
 }
 
 static carry_status append(carry_ctx *ctx, carry_ids *ids, const uint32_t *id, int count) {

@@ -1,15 +1,9 @@
 /* Normalizers and Metaspace, which change a text before it is cut, and the replacements that decoding makes in a token.
-   NFC is done by utf8proc, one run of valid UTF-8 at a time: invalid bytes are kept and end a run. NFC changes nothing
-   below U+0300, so a text without higher characters is passed on without a copy. */
+   NFC changes nothing below U+0300, so a text without higher characters is passed on without a copy. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "tokenizer/tokenizer_internal.h"
-#include "tokenizer/utf8.h"
-
-#ifdef CARRY_HAVE_UTF8PROC
-#include <utf8proc.h>
-#endif
 
 bool carry_buffer_add(carry_buffer *buffer, const void *bytes, size_t length) {
     if (!carry_list_grow(&buffer->at, &buffer->room, buffer->count, length + 1, 1)) {
@@ -19,62 +13,6 @@ bool carry_buffer_add(carry_buffer *buffer, const void *bytes, size_t length) {
         memcpy(buffer->at + buffer->count, bytes, length);
     }
     buffer->count += length;
-    return true;
-}
-
-bool carry_normal_has_nfc(void) {
-#ifdef CARRY_HAVE_UTF8PROC
-    return true;
-#else
-    return false;
-#endif
-}
-
-/* Every character below U+0300 starts with a byte below this one. */
-#define FIRST_LEAD 0xCC
-
-static bool may_change(const unsigned char *text, size_t length) {
-    for (size_t i = 0; i < length; i++) {
-        if (text[i] >= FIRST_LEAD) {
-            return true;
-        }
-    }
-    return false;
-}
-
-#ifdef CARRY_HAVE_UTF8PROC
-static bool compose(const unsigned char *text, size_t length, carry_buffer *to) {
-    utf8proc_uint8_t *made = NULL;
-    utf8proc_ssize_t bytes =
-        utf8proc_map(text, (utf8proc_ssize_t)length, &made, (utf8proc_option_t)(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-    bool done = bytes >= 0 && carry_buffer_add(to, made, (size_t)bytes);
-    free(made);
-    return done;
-}
-#else
-static bool compose(const unsigned char *text, size_t length, carry_buffer *to) {
-    return carry_buffer_add(to, text, length); /* tokenizers that need NFC are refused in this build */
-}
-#endif
-
-static bool nfc(const unsigned char *text, size_t length, carry_buffer *to) {
-    for (size_t at = 0; at < length;) {
-        size_t end = at;
-        for (int used; end < length && (used = carry_utf8_at(text + end, length - end)) > 0;) {
-            end += (size_t)used;
-        }
-        if (end > at && !compose(text + at, end - at, to)) {
-            return false;
-        }
-        at = end;
-        while (end < length && carry_utf8_at(text + end, length - end) == 0) {
-            end++;
-        }
-        if (!carry_buffer_add(to, text + at, end - at)) {
-            return false;
-        }
-        at = end;
-    }
     return true;
 }
 
@@ -96,10 +34,11 @@ static bool replace(const char *from, size_t from_length, const char *to, size_t
     return true;
 }
 
-static bool apply(const carry_normal *step, bool first, const unsigned char *text, size_t length, carry_buffer *to) {
+static bool apply(const carry_normal *step, bool first, const unsigned char *text, size_t length, carry_buffer *to,
+                  const atomic_bool *cancelled) {
     switch (step->kind) {
     case CARRY_NORMAL_NFC:
-        return nfc(text, length, to);
+        return carry_nfc_put(to, text, length, cancelled);
     case CARRY_NORMAL_PREPEND:
         return (!first || length == 0 || carry_buffer_add(to, step->to, step->to_length)) &&
                carry_buffer_add(to, text, length);
@@ -110,16 +49,17 @@ static bool apply(const carry_normal *step, bool first, const unsigned char *tex
 }
 
 static bool apply_all(const carry_normal *steps, int count, bool first, const unsigned char *text, size_t length,
-                      carry_buffer buffer[2], const unsigned char **to, size_t *to_length) {
+                      carry_buffer buffer[2], const unsigned char **to, size_t *to_length,
+                      const atomic_bool *cancelled) {
     int turn = 0;
     for (int i = 0; i < count; i++) {
-        if (steps[i].kind == CARRY_NORMAL_NFC && !may_change(text, length)) {
+        if (steps[i].kind == CARRY_NORMAL_NFC && !carry_nfc_may_change(text, length)) {
             continue;
         }
         carry_buffer *into = &buffer[turn];
         turn = 1 - turn;
         into->count = 0;
-        if (!apply(&steps[i], first, text, length, into) || !carry_buffer_add(into, "", 0)) {
+        if (!apply(&steps[i], first, text, length, into, cancelled) || !carry_buffer_add(into, "", 0)) {
             return false;
         }
         text = (const unsigned char *)into->at;
@@ -131,8 +71,9 @@ static bool apply_all(const carry_normal *steps, int count, bool first, const un
 }
 
 bool carry_normalize(const carry_parts *parts, bool first, const unsigned char *text, size_t length,
-                     carry_buffer buffer[2], const unsigned char **to, size_t *to_length) {
-    return apply_all(parts->normal, parts->normals, first, text, length, buffer, to, to_length);
+                     carry_buffer buffer[2], const unsigned char **to, size_t *to_length,
+                     const atomic_bool *cancelled) {
+    return apply_all(parts->normal, parts->normals, first, text, length, buffer, to, to_length, cancelled);
 }
 
 bool carry_metaspace_put(const carry_metaspace *metaspace, bool first, const unsigned char *text, size_t length,
@@ -189,7 +130,8 @@ static int byte_of(const char *name, size_t length) {
 bool carry_shown(const carry_parts *parts, const char *name, size_t length, carry_buffer buffer[2], const char **to,
                  size_t *to_length) {
     const unsigned char *made;
-    if (!apply_all(parts->shown, parts->shows, true, (const unsigned char *)name, length, buffer, &made, to_length)) {
+    if (!apply_all(parts->shown, parts->shows, true, (const unsigned char *)name, length, buffer, &made, to_length,
+                   NULL)) {
         return false;
     }
     *to = (const char *)made;

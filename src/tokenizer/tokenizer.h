@@ -20,6 +20,7 @@
 #ifndef CARRY_TOKENIZER_H
 #define CARRY_TOKENIZER_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -67,6 +68,8 @@ void carry_ids_free(carry_ids *ids);
 typedef struct carry_encoder carry_encoder;
 carry_status carry_encoder_new(carry_ctx *ctx, carry_encoder **encoder, const carry_tokenizer *tokenizer);
 void carry_encoder_free(carry_encoder *encoder);
+/* Encoding ends with CARRY_EINTERRUPTED soon after the flag is set, by any thread. NULL: it is never cancelled. */
+void carry_encoder_set_cancel(carry_encoder *encoder, const atomic_bool *flag);
 
 typedef enum carry_specials {
     CARRY_SPECIALS_FOUND, /* special tokens such as <|endoftext|> are found in the text: the default of `tokenizers` */
@@ -74,8 +77,8 @@ typedef enum carry_specials {
     CARRY_TEXT_GOES_ON      /* flag, combined by |: this is not the start of a text, so no prefix is added */
 } carry_specials;
 
-/* Append the token numbers of a text. The first form needs no context, for use in threads; its only error is
-   CARRY_EMEMORY. */
+/* Append the token numbers of a text. The first form needs no context, for use in threads; its only errors are
+   CARRY_EMEMORY and CARRY_EINTERRUPTED. */
 carry_status carry_encode_text(carry_encoder *encoder, carry_ids *ids, const void *text, size_t length,
                                carry_specials specials);
 carry_status carry_encode(carry_ctx *ctx, carry_encoder *encoder, carry_ids *ids, const void *text, size_t length,

@@ -70,7 +70,7 @@ static carry_status normalize_added(carry_ctx *ctx, carry_tokenizer *t) {
             const unsigned char *to = NULL;
             size_t length = 0;
             done = carry_normalize(&t->parts, true, (const unsigned char *)t->text + token->content,
-                                   token->content_length, buffer, &to, &length) &&
+                                   token->content_length, buffer, &to, &length, NULL) &&
                    keep(t, (const char *)to, length, &token->match, &token->match_length);
             if (done && goes_past_space(t, to, length)) {
                 t->parts.rule = CARRY_CUT_NOWHERE; /* the token may cross a space */

@@ -138,12 +138,21 @@ typedef struct carry_buffer {
 } carry_buffer;
 bool carry_buffer_add(carry_buffer *buffer, const void *bytes, size_t length); /* false: out of memory */
 
+/* True if the flag, which may be NULL, is set. */
+static inline bool carry_is_cancelled(const atomic_bool *flag) {
+    return flag != NULL && atomic_load_explicit(flag, memory_order_relaxed);
+}
+
 /* True if this build has NFC. */
 bool carry_normal_has_nfc(void);
+bool carry_nfc_may_change(const unsigned char *text, size_t length);
+/* Appends the text in NFC, in time linear in its length; bytes that are not UTF-8 are kept. Returns false if out of
+   memory, or cancelled. */
+bool carry_nfc_put(carry_buffer *to, const unsigned char *text, size_t length, const atomic_bool *cancelled);
 /* Applies the steps to a text. *to is the text itself if no step applies, else it points into one of the two buffers.
-   first: this is the start of a text, where Prepend adds its content. Returns false if out of memory. */
+   first: this is the start of a text, where Prepend adds its content. Returns false if out of memory, or cancelled. */
 bool carry_normalize(const carry_parts *parts, bool first, const unsigned char *text, size_t length,
-                     carry_buffer buffer[2], const unsigned char **to, size_t *to_length);
+                     carry_buffer buffer[2], const unsigned char **to, size_t *to_length, const atomic_bool *cancelled);
 /* Replaces spaces by Metaspace marks, into one buffer. Returns false if out of memory. */
 bool carry_metaspace_put(const carry_metaspace *metaspace, bool first, const unsigned char *text, size_t length,
                          carry_buffer *buffer);
@@ -205,6 +214,8 @@ static inline const carry_pair_slot *carry_tokenizer_pair(const carry_tokenizer 
 typedef struct carry_merger carry_merger;
 carry_merger *carry_merger_new(const carry_tokenizer *tokenizer);
 void carry_merger_free(carry_merger *merger);
+void carry_merger_set_cancel(carry_merger *merger, const atomic_bool *flag);
+/* CARRY_EMEMORY, or CARRY_EINTERRUPTED if cancelled. */
 carry_status carry_merger_piece(carry_merger *merger, carry_ids *ids, const unsigned char *piece, size_t length);
 
 /* Makes room for `more` items after count, doubling the list as needed; false if out of memory. */

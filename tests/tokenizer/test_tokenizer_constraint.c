@@ -147,6 +147,41 @@ static const example schemas[] = {
      {"{}", "{\"t\":\"a\",\"n\":4}"}},
 };
 
+#define JSON_CALL(name, arguments) "<tool_call>\n{\"name\": \"" name "\", \"arguments\": " arguments "}\n</tool_call>"
+#define XML_CALL(name, parameters) "<tool_call>\n<function=" name ">\n" parameters "</function>\n</tool_call>"
+#define VALUE(name, value) "<parameter=" name ">\n" value "\n</parameter>\n"
+#define TWO_TOOLS                                                                                              \
+    "\"tools\": [{\"name\": \"a\", \"parameters\": {\"type\": \"object\", \"properties\": {\"s\": {\"type\": " \
+    "\"string\"}, \"n\": {\"type\": \"integer\"}, \"e\": {\"$ref\": \"#/$defs/e\"}}, \"required\": [\"s\"], "  \
+    "\"$defs\": "                                                                                              \
+    "{\"e\": {\"enum\": [\"x\", \"y z\"]}}}}, {\"name\": \"ping\"}]}"
+
+static const example calls[] = {
+    {"{\"form\": \"json\", " TWO_TOOLS,
+     {JSON_CALL("ping", "{}"), JSON_CALL("a", "{\"s\": \"<b\"}"),
+      JSON_CALL("a", "{\"s\": \"\", \"n\": 4, \"e\": \"y z\"}")},
+     {"", JSON_CALL("b", "{}"), JSON_CALL("ping", "{\"s\": 1}"), JSON_CALL("a", "{}"), JSON_CALL("a", "{\"s\": 1}"),
+      JSON_CALL("ping", "{}") "\n" JSON_CALL("ping", "{}"), "\n" JSON_CALL("ping", "{}"), JSON_CALL("ping", "{}") "."}},
+    {"{\"form\": \"xml\", \"repeats\": true, \"breaks\": true, " TWO_TOOLS,
+     {XML_CALL("ping", ""), XML_CALL("a", VALUE("s", "")),
+      XML_CALL("a", VALUE("s", "a\n</p> <</parameter") VALUE("n", "-3")),
+      XML_CALL("a", VALUE("s", "\"1\"\n") VALUE("e", "y z")), "\n\n" XML_CALL("ping", "") "\n" XML_CALL("ping", "")},
+     {XML_CALL("b", ""), XML_CALL("a", ""), XML_CALL("a", VALUE("s", "") VALUE("n", "1.5")),
+      XML_CALL("a", VALUE("s", "") VALUE("e", "\"x\"")), XML_CALL("a", VALUE("n", "1") VALUE("s", "")),
+      XML_CALL("a", VALUE("s", "x</parameter>")), "\n\n\n" XML_CALL("ping", ""), XML_CALL("ping", VALUE("s", ""))}},
+    {"{\"form\": \"xml\", \"tools\": [{\"name\": \"a\", \"parameters\": {\"required\": [\"b\"], "
+     "\"additionalProperties\": {\"type\": [\"boolean\", \"null\"]}}}]}",
+     {XML_CALL("a", VALUE("b", "true")), XML_CALL("a", VALUE("b", "null") VALUE("other_1", "false"))},
+     {XML_CALL("a", ""), XML_CALL("a", VALUE("b", "yes")), XML_CALL("a", VALUE("b", "true") VALUE("1", "true"))}},
+    {"{\"form\": \"xml\", \"tools\": [{\"name\": \"a\", \"parameters\": {\"properties\": {\"p\": {\"anyOf\": "
+     "[{\"type\": "
+     "\"integer\"}, {\"type\": \"string\", \"pattern\": \"^[ab]+$\"}, {\"const\": \"c<\"}]}, \"l\": {\"type\": "
+     "\"string\", \"minLength\": 1, \"maxLength\": 2}}}}]}",
+     {XML_CALL("a", ""), XML_CALL("a", VALUE("p", "ab")), XML_CALL("a", VALUE("p", "c<") VALUE("l", "\xc3\xa9-"))},
+     {XML_CALL("a", VALUE("p", "1")), XML_CALL("a", VALUE("l", "")), XML_CALL("a", VALUE("l", "abc")),
+      XML_CALL("a", VALUE("l", "<"))}},
+};
+
 static void check_examples(carry_constraint_kind kind, const example *examples, size_t count) {
     for (size_t i = 0; i < count; i++) {
         for (int k = 0; k < 8 && examples[i].good[k] != NULL; k++) {
@@ -166,6 +201,7 @@ static void test_matching_texts_are_accepted(void **unused) {
     (void)unused;
     check_examples(CARRY_CONSTRAINT_REGEX, regexes, sizeof regexes / sizeof *regexes);
     check_examples(CARRY_CONSTRAINT_SCHEMA, schemas, sizeof schemas / sizeof *schemas);
+    check_examples(CARRY_CONSTRAINT_CALLS, calls, sizeof calls / sizeof *calls);
 }
 
 /* A walk of random allowed tokens, in which closing characters are likelier so that texts end. Returns the number of
@@ -225,6 +261,9 @@ static void test_random_walks_give_matching_texts(void **unused) {
     }
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
         check_walks(CARRY_CONSTRAINT_SCHEMA, schemas[i].constraint);
+    }
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        check_walks(CARRY_CONSTRAINT_CALLS, calls[i].constraint);
     }
 }
 

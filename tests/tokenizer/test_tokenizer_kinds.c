@@ -307,6 +307,116 @@ static void test_parts_that_are_not_supported_are_named(void **state) {
     }
 }
 
+static carry_buffer nfc(const char *text, size_t length) {
+    carry_buffer made = {0};
+    assert_true(carry_nfc_put(&made, (const unsigned char *)text, length, NULL));
+    return made;
+}
+
+/* Marks of three classes after a letter, in an order by the seed that keeps the order within each class. */
+static size_t put_marks(char *text, uint64_t seed) {
+    static const char *const marks[3][4] = {{"\xcc\x81", "\xcc\x88", "\xcc\x82", "\xcd\x84"},  /* 230; one decomposes */
+                                            {"\xcc\xa3", "\xcc\xad", "\xcc\xb1", "\xcc\xa4"},  /* 220 */
+                                            {"\xcc\xa7", "\xcc\xa8", "\xcc\xa7", "\xcc\xa8"}}; /* 202 */
+    const carry_words chosen = carry_philox(7, seed / 16, 0);
+    const size_t longest = chosen.word[0] % 24;
+    size_t used[3] = {0};
+    size_t length = (size_t)sprintf(text, "x\xff%s", chosen.word[1] % 2 == 0 ? "e" : "\xc3\xa4");
+    for (uint64_t step = 0; used[0] + used[1] + used[2] < 3 * longest; step++) {
+        const size_t class = carry_philox(seed, 1, step).word[0] % 3;
+        if (used[class] < longest) {
+            length += (size_t)sprintf(text + length, "%s", marks[class][(chosen.word[2] >> used[class]) % 4]);
+            used[class]++;
+        }
+    }
+    return length + (size_t)sprintf(text + length, "z");
+}
+
+static void test_nfc_does_not_depend_on_the_order_of_marks(void **unused) {
+    (void)unused;
+    if (!carry_normal_has_nfc()) {
+        skip();
+    }
+    carry_buffer first = {0};
+    for (uint64_t seed = 0; seed < 1600; seed++) {
+        char text[512];
+        carry_buffer made = nfc(text, put_marks(text, seed));
+        carry_buffer again = nfc(made.at, made.count);
+        assert_int_equal(made.count, again.count);
+        assert_memory_equal(made.at, again.at, made.count);
+        free(again.at);
+        if (seed % 16 == 0) {
+            free(first.at);
+            first = made;
+            continue;
+        }
+        assert_int_equal(made.count, first.count);
+        assert_memory_equal(made.at, first.at, made.count);
+        free(made.at);
+    }
+    free(first.at);
+    static const char *const pairs[][2] = {{"e\xcc\x82\xcc\xa3", "\xe1\xbb\x87"},
+                                           {"\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", "\xea\xb0\x81"},
+                                           {"\xe2\x84\xab", "\xc3\x85"}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        carry_buffer made = nfc(pairs[i][0], strlen(pairs[i][0]));
+        assert_int_equal(made.count, strlen(pairs[i][1]));
+        assert_memory_equal(made.at, pairs[i][1], made.count);
+        free(made.at);
+    }
+}
+
+/* Two million marks, the higher class first: an exchange of neighbours would take 10^12 steps. The parts that a long
+   text is cut into change nothing. */
+static void test_long_runs_of_marks_take_linear_time(void **unused) {
+    enum { MARKS = 1000000, PAIRS = 100000 };
+    (void)unused;
+    if (!carry_normal_has_nfc()) {
+        skip();
+    }
+    char *text = malloc(4 * MARKS + 1);
+    text[0] = 'q';
+    for (size_t i = 0; i < 2 * MARKS; i++) {
+        memcpy(text + 1 + 2 * i, i < MARKS ? "\xcc\x81" : "\xcc\xa3", 2);
+    }
+    carry_buffer made = nfc(text, 4 * MARKS + 1);
+    assert_int_equal(made.count, 4 * MARKS + 1);
+    for (size_t i = 0; i < 2 * MARKS; i++) {
+        assert_memory_equal(made.at + 1 + 2 * i, i < MARKS ? "\xcc\xa3" : "\xcc\x81", 2);
+    }
+    free(made.at);
+    for (size_t i = 0; i < PAIRS; i++) {
+        memcpy(text + 3 * i, "e\xcc\x81", 3);
+    }
+    made = nfc(text, (size_t)3 * PAIRS);
+    assert_int_equal(made.count, 2 * PAIRS);
+    for (size_t i = 0; i < PAIRS; i++) {
+        assert_memory_equal(made.at + 2 * i, "\xc3\xa9", 2);
+    }
+    free(made.at);
+    free(text);
+}
+
+static void test_encoding_can_be_cancelled(void **unused) {
+    static const char *const added[] = {CARRY_END_OF_TEXT};
+    static atomic_bool is_cancelled;
+    carry_tokenizer *tokenizer;
+    carry_encoder *encoder;
+    carry_ids ids = {0};
+    (void)unused;
+    assert_ok(ctx, carry_tokenizer_bytes(ctx, &tokenizer, added, 1));
+    assert_ok(ctx, carry_encoder_new(ctx, &encoder, tokenizer));
+    carry_encoder_set_cancel(encoder, &is_cancelled);
+    assert_ok(ctx, carry_encode(ctx, encoder, &ids, "some text", 9, CARRY_SPECIALS_FOUND));
+    atomic_store(&is_cancelled, true);
+    assert_int_equal(carry_encode(ctx, encoder, &ids, "some text", 9, CARRY_SPECIALS_FOUND), CARRY_EINTERRUPTED);
+    atomic_store(&is_cancelled, false);
+    assert_ok(ctx, carry_encode(ctx, encoder, &ids, "some text", 9, CARRY_SPECIALS_FOUND));
+    carry_ids_free(&ids);
+    carry_encoder_free(encoder);
+    carry_tokenizer_close(tokenizer);
+}
+
 int main(void) {
     ctx = support_ctx(1, NULL, NULL);
     const struct CMUnitTest tests[] = {
@@ -315,6 +425,9 @@ int main(void) {
         cmocka_unit_test(test_any_bytes_come_back),
         cmocka_unit_test(test_what_was_read_is_written_byte_for_byte),
         cmocka_unit_test(test_parts_that_are_not_supported_are_named),
+        cmocka_unit_test(test_nfc_does_not_depend_on_the_order_of_marks),
+        cmocka_unit_test(test_long_runs_of_marks_take_linear_time),
+        cmocka_unit_test(test_encoding_can_be_cancelled),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     carry_ctx_free(ctx);

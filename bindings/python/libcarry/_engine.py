@@ -63,6 +63,7 @@ class EngineEvent(Sized):
         ("drafted_tokens", c_int64),
         ("accepted_tokens", c_int64),
         ("stop", c_int64),
+        ("text_before", c_int64),
     ]
 
 

@@ -1,4 +1,5 @@
-/* Constrained sampling: decides which tokens may follow, so that a text matches a regular expression or a JSON schema.
+/* Constrained sampling: decides which tokens may follow, so that a text matches a regular expression or a JSON schema,
+   or is a call of given tools.
 
        carry_cursor_new(ctx, &cursor, tokenizer, CARRY_CONSTRAINT_REGEX, "[0-9]+", 6)
        before each token:  carry_cursor_allow(cursor, ends, end_count, mask, words)
@@ -17,7 +18,11 @@
 #define CARRY_CONSTRAINT_MASK_BYTES ((size_t)8 << 20) /* limit for the masks of one constraint */
 #define CARRY_CONSTRAINT_WORK ((int64_t)1 << 24)      /* at most this many positions are visited for one mask */
 
-typedef enum carry_constraint_kind { CARRY_CONSTRAINT_REGEX, CARRY_CONSTRAINT_SCHEMA } carry_constraint_kind;
+typedef enum carry_constraint_kind {
+    CARRY_CONSTRAINT_REGEX,
+    CARRY_CONSTRAINT_SCHEMA,
+    CARRY_CONSTRAINT_CALLS, /* tool calls, described as JSON (calls.h) */
+} carry_constraint_kind;
 
 typedef struct carry_cursor carry_cursor; /* a position in one text */
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "tokenizer/constraint/calls.h"
 #include "tokenizer/constraint/constraint_inside.h"
 #include "tokenizer/constraint/regex.h"
 #include "tokenizer/constraint/schema.h"
@@ -60,6 +61,10 @@ static carry_status build_grammar(carry_ctx *ctx, carry_grammar *g, carry_constr
     if (kind == CARRY_CONSTRAINT_SCHEMA) {
         CARRY_TRY(carry_schema_build(ctx, g, text, length));
         return carry_grammar_finish(ctx, g, "the JSON schema");
+    }
+    if (kind == CARRY_CONSTRAINT_CALLS) {
+        CARRY_TRY(carry_calls_build(ctx, g, text, length));
+        return carry_grammar_finish(ctx, g, "a call of the tools");
     }
     CARRY_TRY(carry_regex_build(ctx, g, text, length, "the regular expression", &whole, CARRY_GRAMMAR_END, &entry));
     carry_grammar_define(g, 0, entry);

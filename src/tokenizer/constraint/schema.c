@@ -205,16 +205,18 @@ static carry_status build_schema(carry_schema *s, const carry_json *schema, uint
     return build_types(s, schema, entry);
 }
 
-static carry_status build_all_rules(carry_schema *s) {
-    carry_json_rules_build(s->g, &s->rules);
-    const uint32_t root = carry_schema_rule_of(s, s->root);
-    carry_grammar_define(s->g, 0, carry_grammar_call(s->g, root, CARRY_GRAMMAR_END));
+carry_status carry_schema_build_rules(carry_schema *s) {
     for (size_t i = 0; i < s->count && s->g->status == CARRY_OK; i++) { /* the list grows meanwhile */
         uint32_t entry = CARRY_GRAMMAR_END;
         CARRY_TRY(build_schema(s, s->made[i].schema, &entry));
         carry_grammar_define(s->g, s->made[i].rule, entry);
     }
     return CARRY_OK;
+}
+
+void carry_schema_free(carry_schema *s) {
+    free(s->made);
+    free(s->slot);
 }
 
 carry_status carry_schema_build(carry_ctx *ctx, carry_grammar *g, const char *text, size_t length) {
@@ -224,9 +226,11 @@ carry_status carry_schema_build(carry_ctx *ctx, carry_grammar *g, const char *te
     }
     CARRY_TRY(carry_json_parse(ctx, &root, text, length, "the JSON schema"));
     carry_schema s = {.ctx = ctx, .g = g, .root = root};
-    const carry_status status = build_all_rules(&s);
-    free(s.made);
-    free(s.slot);
+    carry_json_rules_build(g, &s.rules);
+    const uint32_t entry = carry_schema_rule_of(&s, root);
+    carry_grammar_define(g, 0, carry_grammar_call(g, entry, CARRY_GRAMMAR_END));
+    const carry_status status = carry_schema_build_rules(&s);
+    carry_schema_free(&s);
     carry_json_free(root);
     return status;
 }

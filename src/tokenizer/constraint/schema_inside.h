@@ -42,6 +42,9 @@ typedef struct carry_schema {
     size_t slots;
 } carry_schema;
 
+/* Builds the rules of all schemas that carry_schema_rule_of was asked for, and of the schemas inside them. */
+carry_status carry_schema_build_rules(carry_schema *s);
+void carry_schema_free(carry_schema *s);
 /* Returns the rule of a schema inside the document, which is built later; 0 after a failure of the grammar. */
 uint32_t carry_schema_rule_of(carry_schema *s, const carry_json *schema);
 /* Returns CARRY_EUNSUPPORTED or CARRY_EARGUMENT with a message that has the line and key of the node. */
@@ -49,6 +52,16 @@ carry_status carry_schema_refuse(const carry_schema *s, carry_status status, con
 /* Reads an integer of at least 0 from `key`; `other` if the key is absent. */
 carry_status carry_schema_count(const carry_schema *s, const carry_json *schema, const char *key, int64_t other,
                                 int64_t *value);
+
+/* How strings are written. */
+typedef struct carry_schema_text {
+    bool in_json;       /* in quotes, with escapes */
+    uint32_t any;       /* rule of any string, with its quotes */
+    uint32_t character; /* rule of a character of a string */
+} carry_schema_text;
+/* Like carry_schema_string, for another way to write strings. */
+carry_status carry_schema_text_string(carry_schema *s, const carry_json *schema, const carry_schema_text *how,
+                                      uint32_t next, uint32_t *entry);
 
 /* Each builds the graph of one type, followed by next; *entry is its first node. */
 carry_status carry_schema_string(carry_schema *s, const carry_json *schema, uint32_t next, uint32_t *entry);

@@ -180,18 +180,31 @@ static const carry_json *step_into(const carry_json *node, const char **at, cons
     return carry_json_find(node, name);
 }
 
-carry_status carry_schema_find(const carry_schema *s, const carry_json *reference, const carry_json **schema) {
+/* True for "#", and for "#/" and a path. */
+static bool is_inside(const carry_json *reference) {
     const char *text = reference->kind == CARRY_JSON_STRING ? reference->as.text.bytes : "";
-    const char *end = text + (reference->kind == CARRY_JSON_STRING ? reference->as.text.length : 0);
-    if (text == end || text[0] != '#' || (end - text > 1 && text[1] != '/')) {
+    return text[0] == '#' && (reference->as.text.length == 1 || text[1] == '/');
+}
+
+const carry_json *carry_schema_refer(const carry_json *root, const carry_json *reference) {
+    if (!is_inside(reference)) {
+        return NULL;
+    }
+    const char *text = reference->as.text.bytes;
+    const char *end = text + reference->as.text.length;
+    for (text++; root != NULL && text < end;) {
+        text++;
+        root = step_into(root, &text, end);
+    }
+    return root;
+}
+
+carry_status carry_schema_find(const carry_schema *s, const carry_json *reference, const carry_json **schema) {
+    if (!is_inside(reference)) {
         return carry_schema_refuse(s, CARRY_EUNSUPPORTED, reference,
                                    "expected a reference inside the schema: #, or #/ and a path");
     }
-    *schema = s->root;
-    for (text++; *schema != NULL && text < end;) {
-        text++;
-        *schema = step_into(*schema, &text, end);
-    }
+    *schema = carry_schema_refer(s->root, reference);
     return *schema != NULL ? CARRY_OK : carry_schema_refuse(s, CARRY_EARGUMENT, reference, "not found in the schema");
 }
 

@@ -23,6 +23,8 @@ unsigned carry_schema_type_of(const carry_json *value);
 carry_status carry_schema_types(const carry_schema *s, const carry_json *schema, unsigned *types);
 /* Returns the types that the other keywords of a schema without `type` imply. */
 unsigned carry_schema_implied(const carry_json *schema);
+/* Returns the node that a reference such as "#/$defs/a" refers to; NULL if it is not found. */
+const carry_json *carry_schema_refer(const carry_json *root, const carry_json *reference);
 /* *schema: the schema that a $ref refers to. */
 carry_status carry_schema_find(const carry_schema *s, const carry_json *reference, const carry_json **schema);
 /* True if no value can match both schemas. */

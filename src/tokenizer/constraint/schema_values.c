@@ -47,19 +47,24 @@ uint32_t carry_schema_repeat(carry_schema *s, uint32_t rule, int64_t least, int6
     return entry;
 }
 
-static carry_status string_of_regex(carry_schema *s, const char *regex, size_t length, const char *what, bool is_found,
-                                    uint32_t next, uint32_t *entry) {
-    const carry_regex_target target = {.in_json = true, .is_found = is_found, .other = s->rules.character};
-    CARRY_TRY(carry_regex_build(s->ctx, s->g, regex, length, what, &target, carry_grammar_literal(s->g, "\"", 1, next),
-                                entry));
-    *entry = carry_grammar_literal(s->g, "\"", 1, *entry);
+static uint32_t quote(carry_schema *s, const carry_schema_text *how, uint32_t next) {
+    return how->in_json ? carry_grammar_literal(s->g, "\"", 1, next) : next;
+}
+
+static carry_status string_of_regex(carry_schema *s, const char *regex, size_t length, const carry_schema_text *how,
+                                    bool is_found, uint32_t next, uint32_t *entry) {
+    const carry_regex_target target = {.in_json = how->in_json, .is_found = is_found, .other = how->character};
+    CARRY_TRY(carry_regex_build(s->ctx, s->g, regex, length, is_found ? "pattern" : "format", &target,
+                                quote(s, how, next), entry));
+    *entry = quote(s, how, *entry);
     return CARRY_OK;
 }
 
-static carry_status formatted(carry_schema *s, const carry_json *name, uint32_t next, uint32_t *entry) {
+static carry_status formatted(carry_schema *s, const carry_json *name, const carry_schema_text *how, uint32_t next,
+                              uint32_t *entry) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         if (carry_json_is_text(name, formats[i].name)) {
-            return string_of_regex(s, formats[i].regex, strlen(formats[i].regex), "format", false, next, entry);
+            return string_of_regex(s, formats[i].regex, strlen(formats[i].regex), how, false, next, entry);
         }
     }
     return carry_schema_refuse(s, CARRY_EUNSUPPORTED, name,
@@ -67,6 +72,12 @@ static carry_status formatted(carry_schema *s, const carry_json *name, uint32_t 
 }
 
 carry_status carry_schema_string(carry_schema *s, const carry_json *schema, uint32_t next, uint32_t *entry) {
+    const carry_schema_text how = {.in_json = true, .any = s->rules.string, .character = s->rules.character};
+    return carry_schema_text_string(s, schema, &how, next, entry);
+}
+
+carry_status carry_schema_text_string(carry_schema *s, const carry_json *schema, const carry_schema_text *how,
+                                      uint32_t next, uint32_t *entry) {
     const carry_json *pattern = carry_json_find(schema, "pattern");
     const carry_json *format_name = carry_json_find(schema, "format");
     const carry_json *length =
@@ -83,21 +94,20 @@ carry_status carry_schema_string(carry_schema *s, const carry_json *schema, uint
         return carry_schema_refuse(s, CARRY_EARGUMENT, pattern, "expected a regular expression");
     }
     if (pattern != NULL) {
-        return string_of_regex(s, pattern->as.text.bytes, pattern->as.text.length, "pattern", true, next, entry);
+        return string_of_regex(s, pattern->as.text.bytes, pattern->as.text.length, how, true, next, entry);
     }
     if (format_name != NULL) {
-        return formatted(s, format_name, next, entry);
+        return formatted(s, format_name, how, next, entry);
     }
     if (length == NULL) {
-        *entry = carry_grammar_call(s->g, s->rules.string, next);
+        *entry = carry_grammar_call(s->g, how->any, next);
         return CARRY_OK;
     }
     if (most >= 0 && least > most) {
         *entry = carry_grammar_never(s->g);
         return CARRY_OK;
     }
-    const uint32_t end = carry_grammar_literal(s->g, "\"", 1, next);
-    *entry = carry_grammar_literal(s->g, "\"", 1, carry_schema_repeat(s, s->rules.character, least, most, end));
+    *entry = quote(s, how, carry_schema_repeat(s, how->character, least, most, quote(s, how, next)));
     return CARRY_OK;
 }
 
