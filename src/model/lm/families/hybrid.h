@@ -28,6 +28,9 @@ carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *config);
 /* The same; also sets the epsilon of the delta rule's norms to the model's. */
 carry_status carry_lm_hybrid_finish_qwen(carry_ctx *ctx, carry_lm_config *config);
 
+/* For a family that rotates whole heads: fails for another partial_rotary_factor, which transformers ignores. */
+carry_status carry_lm_hybrid_check_whole_rope(carry_ctx *ctx, const carry_lm_config *config);
+
 /* One layer of attention. */
 void carry_lm_hybrid_set_heads(carry_lm_config *config);
 
@@ -64,7 +67,7 @@ extern const carry_lm_file_names carry_lm_hybrid_expert_files; /* the same, and 
         {"rope_scaling", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_rope, NULL, NULL}, /* older names */           \
         CARRY_LM_KEY("rope_theta", attention.rope_theta, READ_NUMBER),                                          \
         CARRY_LM_KEY("partial_rotary_factor", attention.rotary_factor, READ_NUMBER),                            \
-        CARRY_LM_WRITTEN("hidden_act", MUST_BE_SILU, "\"silu\""), CARRY_LM_WORD("attention_bias", MUST_BE_OFF), \
+        CARRY_LM_WRITTEN("hidden_act", MUST_BE_SILU, "\"silu\""), CARRY_LM_KEY("attention_bias", attention.bias, TRUTH), \
         CARRY_LM_WORD("attention_dropout", MUST_BE_OFF)
 /* Keys of the delta rule and attention in the Qwen families; and those of Qwen3.5, with the keys that are ignored. */
 #define CARRY_LM_HYBRID_QWEN_MIXER_KEYS                                  \
