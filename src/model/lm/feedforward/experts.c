@@ -2,7 +2,6 @@
 #include "model/lm/feedforward/experts.h"
 
 #include <inttypes.h>
-#include <math.h>
 
 #include "carry/ops.h"
 #include "core/context.h"
@@ -210,24 +209,26 @@ carry_tensor carry_lm_experts_half(carry_tensor W, int64_t width, int which) {
     return half;
 }
 
-/* Chooses the experts of each token. NaN in the router's output would make all later results NaN. On the CPU, in a pass
-   without gradients, it is therefore an error that names the layer and the token. A GPU does not check it, since that
-   would need a copy to the host, and neither does a pass over a pool: the logits of that sequence become NaN. */
+/* Chooses the experts of each token. NaN in the router's output makes all later results of a sequence NaN. On the CPU, in
+   a pass without gradients, it is an error that names the layer and the token. In other passes the caller finds that
+   logits or a loss are NaN, and asks carry_lm_router_nan for the place: in a pool only the sequence fails, in training the
+   step is skipped, and a GPU would have to wait for a copy to the host. */
 static carry_status choose(const carry_lm_call *call, carry_tensor x) {
     carry_ctx *ctx = call->pass->ctx;
-    const carry_lm_experts_options *e = &call->pass->lm->config.experts;
     const carry_lm_experts_rows *r = call->rows;
     const carry_tensor logits = carry_lm_experts_first(call, r->logits, false);
     const carry_tensor weights = carry_lm_experts_first(call, r->weights, false);
     const carry_tensor chosen = carry_lm_experts_first(call, r->chosen, false);
+    const carry_router router = carry_lm_nan_router(call);
+    int64_t layer;
+    int64_t token;
     CARRY_TRY(carry_lm_project(call, CARRY_LM_EXPERTS_ROUTER, logits, x));
-    CARRY_TRY(carry_route(ctx, weights, chosen, logits, carry_lm_w(call, CARRY_LM_EXPERTS_BIAS), &e->router));
-    const float *w = weights.data;
-    const bool checks = weights.device == 0 && call->pass->options.forward_only && call->args->places == NULL;
-    for (int64_t i = 0; checks && i < call->count * e->chosen; i++) {
-        if (isnan(w[i])) {
+    CARRY_TRY(carry_route(ctx, weights, chosen, logits, carry_lm_w(call, CARRY_LM_EXPERTS_BIAS), &router));
+    if (weights.device == 0 && call->pass->options.forward_only && call->args->places == NULL) {
+        CARRY_TRY(carry_lm_router_nan(call->pass, &layer, &token));
+        if (layer >= 0) {
             return carry_fail(ctx, CARRY_ERANGE, "layer %" PRId64 ", token %" PRId64 ": the router's scores are NaN",
-                              call->layer, call->first + i / e->chosen);
+                              layer, token);
         }
     }
     return carry_sort_experts(ctx, carry_lm_experts_first(call, r->pair, true),
