@@ -1,4 +1,4 @@
-/* What all runners share. */
+/* A function for every kind of runner. */
 #include "engine/runner.h"
 
 #include <inttypes.h>

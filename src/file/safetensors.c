@@ -169,8 +169,8 @@ static carry_status check_places(const reader *r) {
                               file->by_name[i - 1]->name, entry->name);
         }
         if (begin > end) {
-            return carry_fail(r->ctx, CARRY_EFORMAT, "bytes %zu to %zu, before the tensor '%.60s', are in no tensor", end,
-                              begin, entry->name);
+            return carry_fail(r->ctx, CARRY_EFORMAT, "bytes %zu to %zu, before the tensor '%.60s', are in no tensor",
+                              end, begin, entry->name);
         }
         end = begin + entry_bytes(entry);
     }

@@ -70,8 +70,8 @@ static int pieces_of_matrix(const carry_parameters *own, const char *name) {
     return pieces;
 }
 
-/* Checks the type and the shape of a piece. A piece of rank 2 of a tensor of rank 3 is some rows of a matrix; of another
-   piece only the rows are free, since the sum of all is checked later. */
+/* Checks the type and the shape of a piece. A piece of rank 2 of a tensor of rank 3 is some rows of a matrix; of
+   another piece only the rows are free, since the sum of all is checked later. */
 static carry_status check_piece(const carry_parameters *own, const carry_parameter *p, const carry_tensor *piece,
                                 const char *name, const char *folder, int64_t left) {
     char needs[CARRY_SHAPE_TEXT];
@@ -96,10 +96,9 @@ static carry_status check_piece(const carry_parameters *own, const carry_paramet
                           name, carry_shape_text(has, piece->rank, piece->shape), p->name,
                           carry_shape_text(needs, p->rank, p->shape));
     }
-    return is_weight(piece->dtype)
-               ? CARRY_OK
-               : carry_fail(own->ctx, CARRY_EDTYPE, "%s: %s is %s: f32, bf16 or f16 is needed", folder, name,
-                            carry_dtype_name(piece->dtype));
+    return is_weight(piece->dtype) ? CARRY_OK
+                                   : carry_fail(own->ctx, CARRY_EDTYPE, "%s: %s is %s: f32, bf16 or f16 is needed",
+                                                folder, name, carry_dtype_name(piece->dtype));
 }
 
 /* True if the folder has a piece of the parameter other than the first. */
@@ -115,7 +114,7 @@ static bool has_later_piece(const carry_parameters *own, const carry_weights *we
 }
 
 /* Checks that the pieces make up the parameter; the error names the first that is missing or does not fit. *pieces is
-   their number, or 0 if the file has none. */
+   their number, or 0 if the file does not have any. */
 static carry_status check_pieces(const carry_parameters *own, const carry_weights *weights, const carry_parameter *p,
                                  const char *folder, int *pieces) {
     char other[CARRY_SAFETENSORS_NAME];

@@ -28,8 +28,8 @@ typedef enum carry_router_score { CARRY_ROUTER_SOFTMAX, CARRY_ROUTER_SIGMOID } c
 /* With p = softmax or sigmoid of the logits and c = p + bias: the experts form `groups` groups of consecutive
    experts. The `kept_groups` groups with the largest sum of their two largest c are kept; of their experts, the k
    largest c are chosen. The weights are p of the chosen experts, divided by their sum (plus 1e-20) if `normalise` is
-   set, times `scale`. Of equal numbers the first is chosen. If a logit of a token is NaN, any k different experts are chosen
-   and all its weights are NaN. */
+   set, times `scale`. Of equal numbers the first is chosen. If a logit of a token is NaN, any k different experts are
+   chosen and all its weights are NaN. */
 typedef struct carry_router {
     carry_router_score score;
     int64_t groups, kept_groups; /* groups 0 or 1: all experts are one group */

@@ -135,15 +135,17 @@ static void missing_and_surplus_experts_are_named(void **unused) {
     l->count--;
     const int64_t shape[] = {l->item[at].tensor.shape[1], l->item[at].tensor.shape[0]};
     l->item[at].tensor = carry_view(l->item[at].tensor.data, CARRY_F32, 2, shape);
-    expect_refused(ctx, l, "layers.1.mlp.experts.3.up_proj.weight has shape [16, 10] where the configuration needs "
-                           "[10, 16]");
+    expect_refused(ctx, l,
+                   "layers.1.mlp.experts.3.up_proj.weight has shape [16, 10] where the configuration needs "
+                   "[10, 16]");
     *l = whole;
     const int64_t first = find(l, "model.layers.1.mlp.experts.0.gate_proj.weight");
     const int64_t few[] = {l->item[first].tensor.shape[0] / 2, l->item[first].tensor.shape[1]};
     l->item[first].tensor = carry_view(l->item[first].tensor.data, CARRY_F32, 2, few);
     name_again(l);
-    expect_refused(ctx, l, "layers.1.mlp.experts.0.gate_proj.weight has shape [5, 16] where the configuration needs "
-                           "[10, 16]");
+    expect_refused(ctx, l,
+                   "layers.1.mlp.experts.0.gate_proj.weight has shape [5, 16] where the configuration needs "
+                   "[10, 16]");
     *l = whole;
     l->item[first] = l->item[--l->count];
     (void)snprintf(l->name[first], sizeof l->name[0], "%s", whole.name[l->count]);
@@ -171,8 +173,9 @@ static void stacked_experts_of_another_shape_are_named(void **unused) {
     const int64_t fewer[] = {s[0] - 1, s[1], s[2]};
     const int64_t turned[] = {s[0], s[2], s[1]};
     l->item[at].tensor = carry_view(l->item[at].tensor.data, CARRY_F32, 3, fewer);
-    expect_refused(ctx, l, "model.layers.1.mlp.experts.gate_up_proj has shape [5, 20, 16] where the configuration "
-                           "needs [6, 20, 16]");
+    expect_refused(ctx, l,
+                   "model.layers.1.mlp.experts.gate_up_proj has shape [5, 20, 16] where the configuration "
+                   "needs [6, 20, 16]");
     l->item[at].tensor = carry_view(l->item[at].tensor.data, CARRY_F32, 3, turned);
     expect_refused(ctx, l, "gate_up_proj has shape [6, 16, 20] where the configuration needs [6, 20, 16]");
     free(l);

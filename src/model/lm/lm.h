@@ -178,6 +178,8 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
    router were NaN since the last call, and the row of the token in the pass; -1: none were. Waits for the pass. A pass
    on the CPU without gradients or a pool fails by itself with this place. */
 carry_status carry_lm_router_nan(const carry_lm_pass *pass, int64_t *layer, int64_t *row);
+/* Fails with this place, if there is one: for a pass on a GPU whose results the caller waits for. */
+carry_status carry_lm_router_check(const carry_lm_pass *pass);
 
 /* Starts a call: reserves capacity in the caches and uploads the inputs from the host. Use it before a call with
    `begun`, after an earlier call of the pass with the same memory. */

@@ -1,5 +1,7 @@
-/* The first NaN in the scores of a router. An operator writes where it found one to a number in the pass's memory, on its
-   device, so that a pass need not wait to check; whoever finds that logits or a loss are not finite asks for it. */
+/* The first NaN in the scores of a router. The operator stores its place in a number in the pass's memory, on its
+   device, so that a pass need not wait for it; it is read after logits or a loss were not finite. */
+#include <inttypes.h>
+
 #include "carry/device.h"
 #include "carry/ops.h"
 #include "core/context.h"
@@ -52,4 +54,13 @@ carry_status carry_lm_router_nan(const carry_lm_pass *pass, int64_t *layer, int6
     *layer = found >> ROW_BITS;
     *row = found & (((int64_t)1 << ROW_BITS) - 1);
     return clear(pass);
+}
+
+carry_status carry_lm_router_check(const carry_lm_pass *pass) {
+    int64_t layer;
+    int64_t token;
+    CARRY_TRY(carry_lm_router_nan(pass, &layer, &token));
+    return layer < 0 ? CARRY_OK
+                     : carry_fail(pass->ctx, CARRY_ERANGE,
+                                  "layer %" PRId64 ", token %" PRId64 ": the router's scores are NaN", layer, token);
 }

@@ -170,10 +170,9 @@ static const carry_lm_key keys[] = {
     CARRY_LM_LAST_KEY,
 };
 
-static const char *const attention_names[] = {"mixer.q_proj.weight", "mixer.k_proj.weight", "mixer.v_proj.weight",
-                                              "mixer.q_norm.weight", "mixer.k_norm.weight", "mixer.o_proj.weight",
-                                              "mixer.q_proj.bias",   "mixer.k_proj.bias",   "mixer.v_proj.bias",
-                                              "mixer.o_proj.bias"};
+static const char *const attention_names[] = {
+    "mixer.q_proj.weight", "mixer.k_proj.weight", "mixer.v_proj.weight", "mixer.q_norm.weight", "mixer.k_norm.weight",
+    "mixer.o_proj.weight", "mixer.q_proj.bias",   "mixer.k_proj.bias",   "mixer.v_proj.bias",   "mixer.o_proj.bias"};
 
 static const char *const squared_names[] = {"mixer.up_proj.weight", "mixer.up_proj.bias", "mixer.down_proj.weight",
                                             "mixer.down_proj.bias"};

@@ -209,10 +209,10 @@ carry_tensor carry_lm_experts_half(carry_tensor W, int64_t width, int which) {
     return half;
 }
 
-/* Chooses the experts of each token. NaN in the router's output makes all later results of a sequence NaN. On the CPU, in
-   a pass without gradients, it is an error that names the layer and the token. In other passes the caller finds that
-   logits or a loss are NaN, and asks carry_lm_router_nan for the place: in a pool only the sequence fails, in training the
-   step is skipped, and a GPU would have to wait for a copy to the host. */
+/* Chooses the experts of each token. NaN in the router's output makes all later results of a sequence NaN. On the CPU,
+   in a pass without gradients, it is an error that names the layer and the token. In other passes the caller finds that
+   logits or a loss are NaN, and asks carry_lm_router_nan for the place: in a pool only the sequence fails, in training
+   the step is skipped, and a GPU would have to wait for a copy to the host. */
 static carry_status choose(const carry_lm_call *call, carry_tensor x) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_experts_rows *r = call->rows;
@@ -220,16 +220,10 @@ static carry_status choose(const carry_lm_call *call, carry_tensor x) {
     const carry_tensor weights = carry_lm_experts_first(call, r->weights, false);
     const carry_tensor chosen = carry_lm_experts_first(call, r->chosen, false);
     const carry_router router = carry_lm_nan_router(call);
-    int64_t layer;
-    int64_t token;
     CARRY_TRY(carry_lm_project(call, CARRY_LM_EXPERTS_ROUTER, logits, x));
     CARRY_TRY(carry_route(ctx, weights, chosen, logits, carry_lm_w(call, CARRY_LM_EXPERTS_BIAS), &router));
     if (weights.device == 0 && call->pass->options.forward_only && call->args->places == NULL) {
-        CARRY_TRY(carry_lm_router_nan(call->pass, &layer, &token));
-        if (layer >= 0) {
-            return carry_fail(ctx, CARRY_ERANGE, "layer %" PRId64 ", token %" PRId64 ": the router's scores are NaN",
-                              layer, token);
-        }
+        CARRY_TRY(carry_lm_router_check(call->pass));
     }
     return carry_sort_experts(ctx, carry_lm_experts_first(call, r->pair, true),
                               carry_lm_experts_first(call, r->place, true), r->offsets, chosen);

@@ -6,11 +6,10 @@
 
 #define CARRY_ATTENTION_MAX_DIM 256 /* carry/attention.h */
 
-const char *const carry_lm_attention_names[] = {"self_attn.q_proj.weight", "self_attn.k_proj.weight",
-                                                "self_attn.v_proj.weight", "self_attn.q_norm.weight",
-                                                "self_attn.k_norm.weight", "self_attn.o_proj.weight",
-                                                "self_attn.q_proj.bias",   "self_attn.k_proj.bias",
-                                                "self_attn.v_proj.bias",   "self_attn.o_proj.bias"};
+const char *const carry_lm_attention_names[] = {
+    "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.q_proj.bias",   "self_attn.k_proj.bias",
+    "self_attn.v_proj.bias",   "self_attn.o_proj.bias"};
 
 carry_status carry_lm_attention_check(carry_ctx *ctx, carry_lm_config *c) {
     carry_lm_attention_options *a = &c->attention;
