@@ -44,9 +44,9 @@ static bool supports_delta(const carry_lm *lm, const carry_lm_sublayer *own, con
 static bool supports_attention(const carry_lm *lm, const carry_lm_sublayer *own, const carry_decode_needs *needs) {
     const carry_lm_config *c = &lm->config;
     const int64_t width = c->attention.head_dim;
-    return c->attention.window == 0 && c->attention.scale == 0.0 && c->attention.qk_norm != CARRY_LM_NORM_WIDTH &&
-           (width == 128 || width == 256) && c->attention.heads <= needs->group * c->attention.kv_heads &&
-           c->attention.rotary % (width / 16) == 0 &&
+    return c->attention.window == 0 && c->attention.scale == 0.0 && !c->attention.bias &&
+           c->attention.qk_norm != CARRY_LM_NORM_WIDTH && (width == 128 || width == 256) &&
+           c->attention.heads <= needs->group * c->attention.kv_heads && c->attention.rotary % (width / 16) == 0 &&
            is_low(carry_decode_matrix(lm, own, CARRY_LM_ATTENTION_Q), c->hidden_size, needs) &&
            is_low(carry_decode_matrix(lm, own, CARRY_LM_ATTENTION_O), c->attention.heads * width, needs);
 }

@@ -162,9 +162,11 @@ static carry_status settle(work *w, step *s) {
     for (int64_t i = 0; i < count; i++) {
         const piece *p = &s->piece[i];
         if (!isfinite(w->losses[i])) {
-            return carry_fail(w->ctx, CARRY_ERANGE,
-                              "%s: the loss of tokens %" PRId64 " to %" PRId64 " is %f: not finite",
-                              carry_text_path(w->files.text, p->file), p->first, p->first + p->count - 1, w->losses[i]);
+            char why[80];
+            carry_runner_explain(w->runner, why, sizeof why);
+            return carry_fail(
+                w->ctx, CARRY_ERANGE, "%s: the loss of tokens %" PRId64 " to %" PRId64 " is %f: not finite%s",
+                carry_text_path(w->files.text, p->file), p->first, p->first + p->count - 1, w->losses[i], why);
         }
         w->result->nll += w->losses[i];
         w->result->tokens += p->count;

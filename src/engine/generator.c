@@ -9,6 +9,7 @@
 #include "engine/generator.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -191,6 +192,7 @@ static carry_status read_piece(carry_lm_generator *g, const int64_t *ids, int64_
                                 .state = g->one != NULL ? g->one : g->state};
     carry_status status = carry_lm_pass_take(pass, &memory);
     status = status == CARRY_OK ? carry_lm_run(pass, &args, memory, carry_lm_pass_memory(pass)) : status;
+    status = status == CARRY_OK ? carry_lm_router_check(pass) : status;
     carry_lm_pass_give(pass, memory);
     carry_lm_pass_free(pass);
     return status;
@@ -298,6 +300,17 @@ static carry_status decode_step(carry_lm_generator *g, const int64_t *ids) {
     return CARRY_OK;
 }
 
+/* NaN in the scores of a router makes all logits of its sequence NaN. */
+static carry_status check_step(const carry_lm_generator *g, const float *logits) {
+    const int64_t vocabulary = g->lm->config.vocab_size;
+    for (int64_t i = 0; i < g->batch; i++) {
+        if (g->step != NULL && isnan(logits[i * vocabulary])) {
+            return carry_lm_router_check(g->step);
+        }
+    }
+    return CARRY_OK;
+}
+
 static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, float *logits) {
     carry_ctx *ctx = g->lm->ctx;
     const int device = g->lm->own.device;
@@ -327,7 +340,7 @@ static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, flo
     carry_lm_state_tell(g->state, ids, 1);
     CARRY_TRY(carry_read(ctx, seen, g->wide));
     memcpy(logits, g->pinned_logits, (size_t)(g->batch * vocabulary) * sizeof *logits);
-    return CARRY_OK;
+    return check_step(g, logits);
 }
 
 carry_status carry_lm_generator_step(carry_lm_generator *g, const int64_t *ids, float *logits) {
@@ -340,5 +353,6 @@ carry_status carry_lm_generator_step(carry_lm_generator *g, const int64_t *ids, 
                                 .last_logits = true,
                                 .state = g->state};
     CARRY_TRY(carry_lm_run(g->step, &args, g->memory, carry_lm_pass_memory(g->step)));
-    return read_logits(g, logits, g->batch);
+    CARRY_TRY(read_logits(g, logits, g->batch));
+    return check_step(g, logits);
 }

@@ -162,6 +162,7 @@ static carry_status run_row(carry_llm *model, row_pass *r, const int64_t *ids, i
     const carry_lm_args args = {.ids = carry_view_2d((void *)(uintptr_t)ids, CARRY_I64, 1, count), /* only read */
                                 .logits = r->logits};
     CARRY_TRY(carry_lm_run(r->pass, &args, r->memory, carry_lm_pass_memory(r->pass)));
+    CARRY_TRY(carry_lm_router_check(r->pass));
     if (model->dtype != CARRY_F32) {
         CARRY_TRY(carry_convert(ctx, r->wide, r->logits));
     }

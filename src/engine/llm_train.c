@@ -134,6 +134,15 @@ carry_status carry_llm_train_step(carry_llm *model, const carry_llm_batch *batch
     CARRY_TRY(carry_read(ctx, carry_view_1d(&squares, CARRY_F64, 1), t->squares));
     const double mean = sum / (double)(counted > 0 ? counted : 1);
     if (!isfinite(squares) || !isfinite(mean)) {
+        int64_t layer;
+        int64_t token;
+        CARRY_TRY(carry_lm_router_nan(t->pass, &layer, &token));
+        if (layer >= 0) {
+            return carry_fail(ctx, CARRY_ERANGE,
+                              "the gradients of step %" PRId64 " are not finite: layer %" PRId64 ", token %" PRId64
+                              ": the router's scores are NaN; nothing was changed",
+                              t->steps + 1, layer, token);
+        }
         return carry_fail(ctx, CARRY_ERANGE,
                           "the gradients of step %" PRId64 " are not finite (loss %g): nothing was changed",
                           t->steps + 1, mean);

@@ -274,6 +274,11 @@ static carry_status step(carry_runner *runner, const carry_run *runs, int64_t co
     return CARRY_OK;
 }
 
+static carry_status router_nan(carry_runner *runner, int64_t *layer) {
+    int64_t row;
+    return carry_lm_router_nan(((carry_model_runner *)runner)->pass, layer, &row);
+}
+
 static carry_status results(carry_runner *runner, carry_run_result *to, int64_t count) {
     carry_model_runner *r = (carry_model_runner *)runner;
     const carry_model_runner_pending *pending = &r->pending[r->oldest];
@@ -319,6 +324,7 @@ static const carry_runner_ops operations = {
     .write_page = carry_model_runner_write_page,
     .hash = hash,
     .draft = carry_model_runner_draft,
+    .router_nan = router_nan,
 };
 
 static carry_status check_sizes(const carry_lm *lm, const carry_runner_sizes *w, bool has_pages) {

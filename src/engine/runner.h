@@ -94,7 +94,13 @@ typedef struct carry_runner_ops {
        guesses[i * most] is the first for run i. States do not change. The pages of a run must be enough for length +
        most tokens. NULL, or CARRY_EUNSUPPORTED: the runner does not guess. */
     carry_status (*draft)(carry_runner *runner, const carry_run *runs, int64_t count, int64_t most, int32_t *guesses);
+    /* After a run that failed: gets the first layer in which the scores of a router of experts were NaN since the last
+       call, or -1. NULL: not known. */
+    carry_status (*router_nan)(carry_runner *runner, int64_t *layer);
 } carry_runner_ops;
+
+/* Writes why logits may not be finite: ": the router's scores are NaN in layer 3", or an empty text. */
+void carry_runner_explain(carry_runner *runner, char *text, size_t size);
 
 /* The first member of every runner. */
 struct carry_runner {

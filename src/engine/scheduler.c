@@ -268,8 +268,11 @@ static void take_token(carry_scheduler *s, carry_sequence *q, const carry_run_re
 
 static void take_result(carry_scheduler *s, carry_sequence *q, const carry_run_result *r) {
     if (q->phase != CARRY_PHASE_ENDED && r->is_failed) {
+        char why[80];
+        carry_runner_explain(s->runner, why, sizeof why);
         carry_fail_at(s->ctx, CARRY_ERANGE, __FILE__, __LINE__,
-                      "token %" PRId64 " of the text: the logits have NaN or infinity, or allow no token", q->written);
+                      "token %" PRId64 " of the text: the logits have NaN or infinity, or allow no token%s", q->written,
+                      why);
         carry_scheduler_fail(s, q, CARRY_ERANGE);
     } else if (q->phase != CARRY_PHASE_ENDED) {
         take_token(s, q, r);

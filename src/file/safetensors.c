@@ -156,6 +156,31 @@ static int by_place(const void *left, const void *right) {
     return (entry_bytes(*a) > 0) - (entry_bytes(*b) > 0);
 }
 
+/* Checks that every byte of the data belongs to one tensor, as the safetensors library does: a file with holes between
+   tensors, or bytes after the last, was cut, joined or damaged. by_name is sorted by place here. */
+static carry_status check_places(const reader *r) {
+    const carry_safetensors *file = r->file;
+    size_t end = 0;
+    for (int64_t i = 0; i < file->count; i++) {
+        const carry_safetensors_entry *entry = file->by_name[i];
+        const size_t begin = (size_t)((const unsigned char *)entry->view.data - r->data);
+        if (begin < end) {
+            return carry_fail(r->ctx, CARRY_EFORMAT, "the tensors '%.60s' and '%.60s' share bytes of the file",
+                              file->by_name[i - 1]->name, entry->name);
+        }
+        if (begin > end) {
+            return carry_fail(r->ctx, CARRY_EFORMAT, "bytes %zu to %zu, before the tensor '%.60s', are in no tensor",
+                              end, begin, entry->name);
+        }
+        end = begin + entry_bytes(entry);
+    }
+    if (end != r->data_bytes) {
+        return carry_fail(r->ctx, CARRY_EFORMAT, "%zu bytes after the last tensor '%.60s' are in no tensor",
+                          r->data_bytes - end, file->count > 0 ? file->by_name[file->count - 1]->name : "");
+    }
+    return CARRY_OK;
+}
+
 /* Checks that no two tensors share a byte or a name. Keeps the list sorted by name, for lookups. */
 static carry_status order_entries(const reader *r) {
     carry_safetensors *file = r->file;
@@ -168,14 +193,7 @@ static carry_status order_entries(const reader *r) {
         file->by_name[i] = &file->entries[i];
     }
     qsort(file->by_name, count, sizeof(carry_safetensors_entry *), by_place);
-    for (size_t i = 1; i < count; i++) {
-        const carry_safetensors_entry *before = file->by_name[i - 1];
-        const unsigned char *end = (const unsigned char *)before->view.data + entry_bytes(before);
-        if (end > (const unsigned char *)file->by_name[i]->view.data) {
-            return carry_fail(r->ctx, CARRY_EFORMAT, "the tensors '%.60s' and '%.60s' share bytes of the file",
-                              before->name, file->by_name[i]->name);
-        }
-    }
+    CARRY_TRY(check_places(r));
     qsort(file->by_name, count, sizeof(carry_safetensors_entry *), by_name);
     for (size_t i = 1; i < count; i++) {
         if (strcmp(file->by_name[i - 1]->name, file->by_name[i]->name) == 0) {

@@ -1,6 +1,6 @@
 /* Safetensors files: 8 bytes of header length (little-endian), a JSON object that names tensors with dtype,
    shape and data_offsets, then the data. The file is mapped; every length, offset, dtype and shape is checked before
-   use, and no two tensors share a byte. */
+   use, and every byte of the data is in exactly one tensor. */
 #ifndef CARRY_SAFETENSORS_H
 #define CARRY_SAFETENSORS_H
 

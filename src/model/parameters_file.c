@@ -40,29 +40,92 @@ static bool is_weight(carry_dtype dtype) {
     return carry_dtype_is_real(dtype) || dtype == CARRY_QUANTISED;
 }
 
-/* True if a piece has the right type and, except for the first dimension, the right shape. A piece of rank 2 of a
-   tensor of rank 3 is some rows of its matrices; all such pieces must have the same number of rows. */
-static bool piece_fits(const carry_parameter *p, const carry_tensor *piece, const carry_tensor *first) {
-    const int less = p->rank - piece->rank; /* 1: rows of matrices */
-    return is_weight(piece->dtype) && piece->rank >= 1 &&
-           (less == 0 || (less == 1 && p->rank == 3 && piece->shape[0] == first->shape[0])) &&
-           memcmp(piece->shape + 1, p->shape + 1 + less, (size_t)(piece->rank - 1) * sizeof *p->shape) == 0;
+/* The text after the number of an expert in a name: ".up_proj.weight" of "experts.3.up_proj.weight"; the whole name if
+   it has no number between two dots. */
+static const char *after_number(const char *name) {
+    for (const char *at = name + strlen(name); at > name; at--) {
+        const char *first = at;
+        while (first > name && first[-1] >= '0' && first[-1] <= '9') {
+            first--;
+        }
+        if (*at == '.' && first < at && first > name && first[-1] == '.') {
+            return at;
+        }
+    }
+    return name;
+}
+
+/* The number of pieces of one matrix of a parameter of rank 3: 2 if a file has gate and up of each expert. */
+static int pieces_of_matrix(const carry_parameters *own, const char *name) {
+    char first[CARRY_SAFETENSORS_NAME];
+    char other[CARRY_SAFETENSORS_NAME];
+    int pieces = 1;
+    if (!own->other(own->names, name, 0, true, first, sizeof first)) {
+        return 1;
+    }
+    while (own->other(own->names, name, pieces, true, other, sizeof other) &&
+           strcmp(after_number(other), after_number(first)) != 0) {
+        pieces++;
+    }
+    return pieces;
+}
+
+/* Checks the type and the shape of a piece. A piece of rank 2 of a tensor of rank 3 is some rows of a matrix; of
+   another piece only the rows are free, since the sum of all is checked later. */
+static carry_status check_piece(const carry_parameters *own, const carry_parameter *p, const carry_tensor *piece,
+                                const char *name, const char *folder, int64_t left) {
+    char needs[CARRY_SHAPE_TEXT];
+    char has[CARRY_SHAPE_TEXT];
+    const int each = p->rank == 3 ? pieces_of_matrix(own, p->name) : 1;
+    const bool is_matrix = p->rank == 3 && piece->rank == 2 && p->shape[1] % each == 0;
+    int64_t shape[5];
+    memcpy(shape, p->shape, sizeof shape);
+    if (is_matrix) {
+        shape[0] = p->shape[1] / each;
+        shape[1] = p->shape[2];
+    } else if (piece->rank == p->rank) {
+        shape[0] = piece->shape[0];
+    }
+    const int rank = is_matrix ? 2 : p->rank;
+    if (piece->rank != rank || memcmp(piece->shape, shape, (size_t)rank * sizeof *shape) != 0) {
+        return carry_fail(own->ctx, CARRY_ESHAPE, "%s: %s has shape %s where the configuration needs %s", folder, name,
+                          carry_shape_text(has, piece->rank, piece->shape), carry_shape_text(needs, rank, shape));
+    }
+    if (carry_tensor_count(piece) > left) {
+        return carry_fail(own->ctx, CARRY_ESHAPE, "%s: %s of shape %s is more than is left of %s of shape %s", folder,
+                          name, carry_shape_text(has, piece->rank, piece->shape), p->name,
+                          carry_shape_text(needs, p->rank, p->shape));
+    }
+    return is_weight(piece->dtype) ? CARRY_OK
+                                   : carry_fail(own->ctx, CARRY_EDTYPE, "%s: %s is %s: f32, bf16 or f16 is needed",
+                                                folder, name, carry_dtype_name(piece->dtype));
+}
+
+/* True if the folder has a piece of the parameter other than the first. */
+static bool has_later_piece(const carry_parameters *own, const carry_weights *weights, const carry_parameter *p) {
+    char other[CARRY_SAFETENSORS_NAME];
+    const carry_tensor *piece = NULL;
+    const int64_t most = p->rank == 3 ? p->shape[0] * pieces_of_matrix(own, p->name) : p->shape[0];
+    int i = 1;
+    while (piece == NULL && i < most && find_piece(own, weights, p->name, i, &piece, other)) {
+        i++;
+    }
+    return piece != NULL;
 }
 
 /* Checks that the pieces make up the parameter; the error names the first that is missing or does not fit. *pieces is
-   their number, or 0 if the file does not have the first. */
+   their number, or 0 if the file does not have any. */
 static carry_status check_pieces(const carry_parameters *own, const carry_weights *weights, const carry_parameter *p,
                                  const char *folder, int *pieces) {
     char other[CARRY_SAFETENSORS_NAME];
     char needs[CARRY_SHAPE_TEXT];
-    char has[CARRY_SHAPE_TEXT];
     const carry_tensor *piece;
     const carry_tensor *first = NULL;
     int64_t count = 0;
     *pieces = 0;
     while (find_piece(own, weights, p->name, *pieces, &piece, other) &&
            !(first != NULL && first->rank < p->rank && count == p->count)) {
-        if (piece == NULL && *pieces == 0) {
+        if (piece == NULL && *pieces == 0 && !has_later_piece(own, weights, p)) {
             return CARRY_OK;
         }
         if (piece == NULL) {
@@ -70,12 +133,7 @@ static carry_status check_pieces(const carry_parameters *own, const carry_weight
                               p->name, carry_shape_text(needs, p->rank, p->shape));
         }
         first = first != NULL ? first : piece;
-        if (!piece_fits(p, piece, first) || carry_tensor_count(piece) > p->count - count) {
-            return carry_fail(own->ctx, CARRY_ESHAPE,
-                              "%s: %s of shape %s (%s) does not fit into %s of shape %s in f32, bf16 or f16", folder,
-                              other, carry_shape_text(has, piece->rank, piece->shape), carry_dtype_name(piece->dtype),
-                              p->name, carry_shape_text(needs, p->rank, p->shape));
-        }
+        CARRY_TRY(check_piece(own, p, piece, other, folder, p->count - count));
         count += carry_tensor_count(piece);
         (*pieces)++;
     }

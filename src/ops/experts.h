@@ -28,14 +28,20 @@ typedef enum carry_router_score { CARRY_ROUTER_SOFTMAX, CARRY_ROUTER_SIGMOID } c
 /* With p = softmax or sigmoid of the logits and c = p + bias: the experts form `groups` groups of consecutive
    experts. The `kept_groups` groups with the largest sum of their two largest c are kept; of their experts, the k
    largest c are chosen. The weights are p of the chosen experts, divided by their sum (plus 1e-20) if `normalise` is
-   set, times `scale`. Of equal numbers the first is chosen. If a logit is NaN, any k different experts are chosen; all
-   weights are NaN with softmax, and may be NaN with sigmoid. */
+   set, times `scale`. Of equal numbers the first is chosen. If a logit of a token is NaN, any k different experts are
+   chosen and all its weights are NaN. */
 typedef struct carry_router {
     carry_router_score score;
     int64_t groups, kept_groups; /* groups 0 or 1: all experts are one group */
     bool normalise;
     float scale;
+    /* For the router of a call: the smallest mark + t of the tokens t whose weights are NaN is stored here, on the
+       device of the logits, if it is below the number that is there. NULL: nowhere. */
+    int64_t *first_nan;
+    int64_t mark;
 } carry_router;
+
+#define CARRY_ROUTER_NO_NAN INT64_MAX /* in first_nan: none so far */
 
 /* weights [T, k], f32; chosen [T, k], i64; logits [T, E]; bias [E], f32, may be absent. */
 carry_status carry_route(carry_ctx *ctx, carry_tensor weights, carry_tensor chosen, carry_tensor logits,

@@ -88,6 +88,14 @@ static void drop_groups(const carry_router *r, const double *score, int64_t E, b
     }
 }
 
+static bool has_nan(const float *logits, int64_t E) {
+    bool found = false;
+    for (int64_t e = 0; e < E; e++) {
+        found = found || isnan(logits[e]);
+    }
+    return found;
+}
+
 static void route_row(const job *j, int64_t t) {
     const carry_router *r = &j->router;
     const int64_t E = j->logits.shape[1];
@@ -113,8 +121,9 @@ static void route_row(const job *j, int64_t t) {
         chosen[i] = take_largest(score, taken, E);
         sum += p[chosen[i]];
     }
+    const bool bad = has_nan(logits, E);
     for (int64_t i = 0; i < k; i++) {
-        weights[i] = (float)((double)r->scale * p[chosen[i]] / (r->normalise ? sum : 1.0));
+        weights[i] = bad ? NAN : (float)((double)r->scale * p[chosen[i]] / (r->normalise ? sum : 1.0));
     }
 }
 
@@ -122,6 +131,19 @@ static void route_range(void *argument, int64_t begin, int64_t end, int worker) 
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         route_row(argument, t);
+    }
+}
+
+/* Stores the first token whose weights are NaN. */
+static void note_nan(const job *j) {
+    const float *weights = j->weights.data;
+    const int64_t k = j->chosen.shape[1];
+    for (int64_t t = 0; j->router.first_nan != NULL && t < j->chosen.shape[0]; t++) {
+        const int64_t mark = j->router.mark + t;
+        if (isnan(weights[t * k]) && mark < *j->router.first_nan) {
+            *j->router.first_nan = mark;
+            return;
+        }
     }
 }
 
@@ -204,6 +226,7 @@ carry_status carry_cpu_route(carry_ctx *ctx, carry_tensor weights, carry_tensor 
     job j = {.weights = weights, .chosen = chosen, .logits = logits, .bias = bias, .router = *router};
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, logits.shape[0], GRAIN_SCORES / (logits.shape[1] + 1) + 1, route_range, &j);
+    note_nan(&j);
     return CARRY_OK;
 }
 

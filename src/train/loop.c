@@ -119,6 +119,19 @@ static carry_status gradients(void *training, carry_tensor total, carry_status (
     return CARRY_OK;
 }
 
+/* Rows are those of the part of the batch on this rank. */
+static carry_status explain(void *training, char *text, size_t size) {
+    const carry_training *t = training;
+    int64_t layer;
+    int64_t row;
+    CARRY_TRY(carry_lm_router_nan(t->pass, &layer, &row));
+    text[0] = '\0';
+    if (layer >= 0) {
+        (void)snprintf(text, size, "layer %" PRId64 ", token %" PRId64 ": the router's scores are NaN", layer, row);
+    }
+    return CARRY_OK;
+}
+
 /* The memory of this process, or on a GPU, that of this rank on its GPU; if that is unknown, all memory in use on the
    GPU. */
 static double held_bytes(const carry_training *t) {
@@ -194,6 +207,7 @@ const carry_trainee carry_training_trainee = {
     .ahead = ahead,
     .key = key,
     .gradients = gradients,
+    .explain = explain,
     .report = tell,
     .evaluate = carry_training_evaluate,
     .saved = saved,

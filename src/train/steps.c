@@ -48,7 +48,7 @@ static carry_status name_culprit(carry_steps *s, char *text, size_t size) {
 }
 
 /* Ends the run; the weights are still those of the last good step. */
-static carry_status refuse_step(carry_steps *s, double loss, double norm) {
+static carry_status refuse_step(carry_steps *s, double loss, double norm, const char *place) {
     char culprit[160];
     char others[96] = "";
     CARRY_TRY(name_culprit(s, culprit, sizeof culprit));
@@ -61,26 +61,32 @@ static carry_status refuse_step(carry_steps *s, double loss, double norm) {
                        s->bad_in_row);
     }
     return carry_fail(s->ctx, CARRY_ERANGE,
-                      "step %" PRId64 "%s has a loss of %g and gradients of norm %g: %s. The state before it is in "
+                      "step %" PRId64 "%s has a loss of %g and gradients of norm %g%s: %s. The state before it is in "
                       "%s/step-%" PRId64 "; a lower --rate or --clip may help",
-                      s->step + 1, others, loss, norm, culprit, s->out, s->step);
+                      s->step + 1, others, loss, norm, place, culprit, s->out, s->step);
 }
 
 /* Counts and reports a step that is not finite; more than skip_limit in a row end the run. */
 static carry_status skip(carry_steps *s, carry_steps_report *report, const carry_steps_place *at, double loss,
                          double norm) {
-    char line[192];
+    char line[288];
+    char found[80] = "";
+    char place[96] = "";
+    if (s->trainee->explain != NULL) {
+        CARRY_TRY(s->trainee->explain(s->self, found, sizeof found));
+        (void)snprintf(place, sizeof place, "%s%s", found[0] != '\0' ? "; " : "", found);
+    }
     s->first_bad = s->bad_in_row == 0 ? *at : s->first_bad;
     s->bad_in_row++;
     if (s->bad_in_row > s->skip_limit) {
-        return refuse_step(s, loss, norm);
+        return refuse_step(s, loss, norm, place);
     }
     s->skipped++;
     report->skipped++;
     (void)snprintf(line, sizeof line,
-                   "step %" PRId64 " was skipped: its loss is %g and its gradients' norm %g (%" PRId64
+                   "step %" PRId64 " was skipped: its loss is %g and its gradients' norm %g%s (%" PRId64
                    " in a row, %" PRId64 " in all)",
-                   at->step + 1, loss, norm, s->bad_in_row, s->skipped);
+                   at->step + 1, loss, norm, place, s->bad_in_row, s->skipped);
     if (s->speaks) {
         carry_sink_note(s->sink, at->step + 1, line);
     }

@@ -52,6 +52,9 @@ typedef struct carry_trainee {
     /* Called after the step is enqueued, to prepare the data of the next one meanwhile; a failure is reported by next.
        NULL: nothing to do. */
     void (*ahead)(void *self);
+    /* Called after a step whose loss or gradients were not finite: writes where the first NaN was found, or an empty
+       text. NULL: not known. */
+    carry_status (*explain)(void *self, char *text, size_t size);
     carry_status (*stepped)(void *self);                          /* the weights changed. NULL: nothing to do */
     void (*report)(void *self, const carry_steps_report *report); /* called on rank 0 */
     carry_status (*evaluate)(void *self);                         /* called on all ranks; checks carry_steps_stop */

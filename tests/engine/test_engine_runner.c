@@ -196,6 +196,35 @@ static void a_sequence_with_nan_fails_alone(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* The step fails for the sequence, and the runner knows the layer. */
+static void nan_of_a_router_names_the_layer(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    static runner_case c;
+    static const int models[] = {8, 13}; /* softmax; sigmoid with groups and a bias */
+    for (int m = 0; m < 2; m++) {
+        carry_lm *lm = model(ctx, hybrid(models[m]));
+        const carry_parameter *router = carry_parameters_find(&lm->own, "model.layers.1.mlp.gate.weight");
+        assert_non_null(router);
+        lm->own.weights[router->offset + router->count - 1] = NAN; /* of the last expert */
+        runner_open(&c, lm, CARRY_F32, false, 9);
+        carry_run run = runner_run(&c, 0, 3);
+        carry_run_result result;
+        char why[80];
+        run.wants_token = true;
+        assert_ok(ctx, c.runner->ops->step(c.runner, &run, 1));
+        assert_ok(ctx, c.runner->ops->results(c.runner, &result, 1));
+        assert_true(result.is_failed);
+        carry_runner_explain(c.runner, why, sizeof why);
+        assert_string_equal(why, ": the router's scores are NaN in layer 1");
+        carry_runner_explain(c.runner, why, sizeof why);
+        assert_string_equal(why, "");
+        c.runner->ops->close(c.runner);
+        carry_lm_free(lm);
+    }
+    carry_ctx_free(ctx);
+}
+
 /* ids NULL stands for the token that was sampled last; a token that is not allowed is not sampled. */
 static void sampled_tokens_are_read_by_slot(void **unused) {
     (void)unused;
@@ -268,6 +297,7 @@ int main(void) {
         cmocka_unit_test(a_forward_pass_has_the_bits_of_the_engine),
         cmocka_unit_test(states_go_on_where_they_are_copied_to),
         cmocka_unit_test(a_sequence_with_nan_fails_alone),
+        cmocka_unit_test(nan_of_a_router_names_the_layer),
         cmocka_unit_test(sampled_tokens_are_read_by_slot),
         cmocka_unit_test(bad_steps_are_refused),
     };

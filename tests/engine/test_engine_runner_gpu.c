@@ -164,6 +164,42 @@ static void experts_in_bf16_equal_the_cpu(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* A step of the runner fails for the sequence, and the layer is known; so does a forward pass whose caller waits. */
+static void nan_of_a_router_names_the_layer(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    static runner_case c;
+    static const int models[] = {8, 13}; /* softmax; sigmoid with groups and a bias */
+    for (int m = 0; m < 2; m++) {
+        carry_lm *lm = model(ctx, hybrid(models[m]));
+        const carry_parameter *router = carry_parameters_find(&lm->own, "model.layers.1.mlp.gate.weight");
+        assert_non_null(router);
+        lm->own.weights[router->offset + router->count - 1] = NAN; /* of the last expert */
+        carry_lm *there = gpu_moved_to(ctx, lm, 1);
+        runner_open(&c, there, CARRY_F32, false, 9);
+        carry_run run = runner_run(&c, 0, 3);
+        carry_run_result result;
+        char why[80];
+        assert_ok(ctx, c.runner->ops->step(c.runner, &run, 1));
+        assert_ok(ctx, c.runner->ops->results(c.runner, &result, 1));
+        assert_true(result.is_failed);
+        carry_runner_explain(c.runner, why, sizeof why);
+        assert_string_equal(why, ": the router's scores are NaN in layer 1");
+        c.runner->ops->close(c.runner);
+
+        const int64_t ids[] = {3, 1, 4};
+        float logits[3 * RUNNER_VOCABULARY];
+        carry_lm_generator *g;
+        assert_ok(ctx, carry_lm_generator_new(there, &g, 1, CARRY_F32));
+        assert_refused(ctx, CARRY_ERANGE, "layer 1, token 0: the router's scores are NaN",
+                       carry_lm_generator_prompt(g, 0, ids, 3, logits));
+        carry_lm_generator_free(g);
+        carry_lm_free(there);
+        carry_lm_free(lm);
+    }
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     if (carry_device_count() < 2) {
         (void)printf("skipped: no GPU\n");
@@ -175,6 +211,7 @@ int main(void) {
         cmocka_unit_test(steps_in_bf16_are_recorded_and_equal_the_cpu),
         cmocka_unit_test(steps_with_the_same_bits_equal_the_cpu_and_each_other),
         cmocka_unit_test(experts_in_bf16_equal_the_cpu),
+        cmocka_unit_test(nan_of_a_router_names_the_layer),
     };
     return cmocka_run_group_tests_name("engine_runner_gpu", tests, NULL, NULL);
 }

@@ -2,6 +2,8 @@
    fit, is refused. */
 #include "support.h"
 
+#include <unistd.h>
+
 #include "file/safetensors.h"
 
 static size_t build(unsigned char *bytes, const char *header, size_t payload) {
@@ -94,11 +96,50 @@ static void claims_that_do_not_fit_are_refused(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* As the safetensors library does: every byte belongs to one tensor. */
+static void bytes_in_no_tensor_are_refused(void **unused) {
+    (void)unused;
+    static const char hole[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                               "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}    ";
+    static const char late[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}          ";
+    static const char empty[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},"
+                                "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                                "\"c\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[4,4]}}        ";
+    static const char inside[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[4,4]},"
+                                 "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}     ";
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    _Alignas(8) unsigned char bytes[512];
+    carry_safetensors file;
+    assert_refused(ctx, CARRY_EFORMAT, "2 bytes after the last tensor 'b' are in no tensor",
+                   carry_safetensors_parse(ctx, &file, bytes, build(bytes, good, 24)));
+    assert_refused(ctx, CARRY_EFORMAT, "8 bytes after the last tensor '' are in no tensor",
+                   carry_safetensors_parse(ctx, &file, bytes, build(bytes, "{}      ", 8)));
+    assert_refused(ctx, CARRY_EFORMAT, "bytes 4 to 8, before the tensor 'b', are in no tensor",
+                   carry_safetensors_parse(ctx, &file, bytes, build(bytes, hole, 12)));
+    assert_refused(ctx, CARRY_EFORMAT, "bytes 0 to 4, before the tensor 'a', are in no tensor",
+                   carry_safetensors_parse(ctx, &file, bytes, build(bytes, late, 8)));
+    assert_ok(ctx, carry_safetensors_parse(ctx, &file, bytes, build(bytes, empty, 4)));
+    carry_safetensors_close(&file);
+    assert_refused(ctx, CARRY_EFORMAT, "share bytes",
+                   carry_safetensors_parse(ctx, &file, bytes, build(bytes, inside, 8)));
+
+    char path[] = "/tmp/carry-safetensors-XXXXXX";
+    const int made = mkstemp(path);
+    assert_true(made >= 0);
+    const size_t whole = build(bytes, good, 24);
+    assert_int_equal(write(made, bytes, whole), whole);
+    assert_int_equal(close(made), 0);
+    assert_refused(ctx, CARRY_EFORMAT, path, carry_safetensors_open(ctx, &file, path));
+    assert_int_equal(unlink(path), 0);
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_written_is_read),
         cmocka_unit_test(a_file_cut_off_at_any_byte_is_refused),
         cmocka_unit_test(claims_that_do_not_fit_are_refused),
+        cmocka_unit_test(bytes_in_no_tensor_are_refused),
     };
     return cmocka_run_group_tests_name("file/safetensors", tests, NULL, NULL);
 }

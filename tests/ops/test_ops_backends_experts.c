@@ -56,13 +56,15 @@ static void case_route(carry_dtype type) {
     one_route(type, (carry_router){.scale = 1.0f}, false, 2, 2000, 5);
 }
 
-/* With NaN as input, the experts are different and in range. */
+/* With NaN as input, the experts are different and in range, the weights of the token are NaN, and the first such token
+   is stored. */
 static void case_route_nan(carry_dtype type) {
     const int64_t T = 64, E = 6, k = 4;
     operand logits = given(type, 2, SHAPE(T, E), -3, 3), weights = wanted(CARRY_F32, 2, SHAPE(T, k)),
-            chosen = numbers(T * k);
-    const carry_router router = {.score = CARRY_ROUTER_SIGMOID, .groups = 3, .kept_groups = 2, .scale = 1.0f};
-    int64_t list[64 * 4];
+            chosen = numbers(T * k), first = numbers(1);
+    carry_router router = {.score = CARRY_ROUTER_SIGMOID, .groups = 3, .kept_groups = 2, .scale = 1.0f, .mark = 700};
+    int64_t list[64 * 4], found = CARRY_ROUTER_NO_NAN;
+    float w[64 * 4];
     for (int64_t t = 0; t < T; t++) {
         for (int64_t e = 0; e < E; e++) {
             if ((t >> e & 1) != 0) {
@@ -72,11 +74,17 @@ static void case_route_nan(carry_dtype type) {
         }
     }
     CALL(carry_copy(ctx, logits.t[1], logits.t[0]));
+    CALL(carry_copy(ctx, first.t[1], carry_view_1d(&found, CARRY_I64, 1)));
+    router.first_nan = first.t[1].data;
     CALL(carry_route(ctx, weights.t[1], as_pairs(chosen.t[1], k), logits.t[1], (carry_tensor){0}, &router));
     CALL(carry_copy(ctx, carry_view_1d(list, CARRY_I64, T * k), chosen.t[1]));
+    CALL(carry_copy(ctx, carry_view_2d(w, CARRY_F32, T, k), weights.t[1]));
+    CALL(carry_copy(ctx, carry_view_1d(&found, CARRY_I64, 1), first.t[1]));
+    assert_int_equal(found, 701); /* token 0 has no NaN */
     for (int64_t t = 0; t < T; t++) {
         unsigned seen = 0;
         for (int64_t j = 0; j < k; j++) {
+            assert_int_equal(isnan(w[t * k + j]) != 0, t != 0);
             assert_in_range(list[t * k + j], 0, E - 1);
             assert_false(seen >> list[t * k + j] & 1u);
             seen |= 1u << list[t * k + j];

@@ -146,18 +146,24 @@ static void test_nan_gives_different_experts_in_range(void **state) {
         {.normalise = true, .scale = 1.0f},
         {.score = CARRY_ROUTER_SIGMOID, .groups = 3, .kept_groups = 2, .normalise = true, .scale = 1.0f}};
     for (int r = 0; r < 2; r++) {
-        for (unsigned bad = 1; bad < 64; bad++) { /* each of the six logits is a number or NaN */
+        for (unsigned bad = 0; bad < 64; bad++) { /* each of the six logits is a number or NaN */
             float logits[6];
             float weights[4];
             int64_t chosen[4] = {-1, -1, -1, -1};
             for (int e = 0; e < 6; e++) {
                 logits[e] = (bad >> e & 1u) != 0 ? NAN : (float)(e * 5 % 7);
             }
+            int64_t first = CARRY_ROUTER_NO_NAN;
+            carry_router router = routers[r];
+            router.first_nan = &first;
+            router.mark = 700;
             assert_ok(ctxs[0], carry_route(ctxs[0], carry_view_2d(weights, CARRY_F32, 1, 4),
                                            carry_view_2d(chosen, CARRY_I64, 1, 4),
-                                           carry_view_2d(logits, CARRY_F32, 1, 6), absent, &routers[r]));
+                                           carry_view_2d(logits, CARRY_F32, 1, 6), absent, &router));
+            assert_int_equal(first, bad != 0 ? 700 : CARRY_ROUTER_NO_NAN);
             unsigned seen = 0;
             for (int i = 0; i < 4; i++) {
+                assert_int_equal(isnan(weights[i]) != 0, bad != 0);
                 assert_in_range(chosen[i], 0, 5);
                 assert_false(seen >> chosen[i] & 1u);
                 seen |= 1u << chosen[i];

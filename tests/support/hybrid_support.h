@@ -10,7 +10,7 @@
 #define HYBRIDS 15
 
 /* With layers of Mamba-2: mamba2 (10), granitemoehybrid (11) with experts in two groups of B and C, and nemotron_h
-   (12), whose layers have one part each. */
+   (12), whose layers have one part each, with biases. */
 static inline carry_lm_config mamba_hybrid(int index) {
     static const carry_lm_family *const families[] = {&carry_lm_family_mamba2, &carry_lm_family_granitemoehybrid,
                                                       &carry_lm_family_nemotron_h};
@@ -34,6 +34,7 @@ static inline carry_lm_config mamba_hybrid(int index) {
     c.experts.width = 10;
     c.experts.shared_width = 8;
     c.squared.width = 20;
+    c.squared.bias = index == 12;
     if (index == 11) {
         c.mixer[1] = CARRY_LM_MIXER_ATTENTION;
         carry_lm_hybrid_of(&c)->layers_listed = 3;
@@ -51,7 +52,7 @@ static inline carry_lm_config mamba_hybrid(int index) {
     return c;
 }
 
-/* kimi_linear (13): KDA and latent attention, with a latent of queries. */
+/* kimi_linear (13): KDA and latent attention, with a latent of queries and biases. */
 static inline carry_lm_config kimi_hybrid(void) {
     carry_lm_config c = carry_lm_config_default(&carry_lm_family_kimi_linear);
     c.vocab_size = SUPPORT_VOCABULARY;
@@ -61,7 +62,8 @@ static inline carry_lm_config kimi_hybrid(void) {
     c.swiglu.width = 20;
     c.kda.heads = 2;
     c.kda.head_dim = 6;
-    c.latent = (carry_lm_latent_options){.heads = 3, .plain = 5, .shared = 4, .value = 7, .rank = 8, .query_rank = 9};
+    c.latent = (carry_lm_latent_options){
+        .heads = 3, .plain = 5, .shared = 4, .value = 7, .rank = 8, .query_rank = 9, .bias = true};
     c.experts.count = 6;
     c.experts.chosen = 2;
     c.experts.width = 10;
@@ -149,6 +151,7 @@ static inline carry_lm_config hybrid(int index) {
     c.attention.heads = 4;
     c.attention.kv_heads = 2;
     c.attention.head_dim = is_qwen ? 8 : 0;
+    c.attention.bias = index == 8;
     c.attention.window = index == 4 ? 7 : 0;
     c.attention.rope_theta = index == 2 ? 0.0 : 100.0;
     c.attention.rotary_factor = is_qwen ? 0.5 : 1.0;

@@ -66,9 +66,16 @@ static carry_status describe(const void *self, carry_checkpoint *checkpoint) {
     return CARRY_OK;
 }
 
+static carry_status explain(void *self, char *text, size_t size) {
+    (void)self;
+    (void)snprintf(text, size, "layer 3, token 5");
+    return CARRY_OK;
+}
+
 static const carry_trainee trainee = {.resume = "again",
                                       .next = next,
                                       .gradients = gradients,
+                                      .explain = explain,
                                       .report = report,
                                       .evaluate = evaluate,
                                       .describe = describe};
@@ -77,6 +84,7 @@ static const carry_train_key keys[] = {{0}};
 static void note(void *user, int64_t step, const char *line) {
     fake *f = user;
     assert_non_null(strstr(line, "was skipped"));
+    assert_non_null(strstr(line, "; layer 3, token 5 ("));
     assert_in_range(step, f->bad + 1, f->bad + f->bads);
     f->notes++;
 }

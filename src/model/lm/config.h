@@ -100,6 +100,14 @@ typedef struct carry_lm_key {
 carry_status carry_lm_config_refuse(const carry_lm_source *s, const carry_json *node, const char *why);
 /* Reads quantization_config. A method that is not supported is refused (file/quantised.h); null means not quantised. */
 carry_status carry_lm_config_read_quantised(const carry_lm_source *s, const carry_json *node);
+/* True for null, false, 0 and []. */
+bool carry_lm_config_is_off(const carry_json *node);
+/* Read keys of which only one value is supported: the scores of the family's router, and the number 1. */
+carry_status carry_lm_config_read_score(const carry_lm_source *s, const carry_json *node);
+carry_status carry_lm_config_read_one(const carry_lm_source *s, const carry_json *node);
+/* For a key that the family does not list: fails if it changes what the model computes, unless its value changes
+   nothing. `object` has the key. */
+carry_status carry_lm_config_check_unknown(const carry_lm_source *s, const carry_json *object, const carry_json *node);
 /* Reads one key according to its form; reads every key of an object that is in a list of accepted keys. */
 carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_key *f, const carry_json *node);
 carry_status carry_lm_config_read_object(const carry_lm_source *s, const carry_lm_key *keys, const carry_json *node);

@@ -89,12 +89,6 @@ static carry_status read_activation(const carry_lm_source *s, const carry_json *
     return carry_lm_config_refuse(s, node, "silu, relu, elu or identity is expected");
 }
 
-static bool asks_for_nothing(const carry_json *node) {
-    return node->kind == CARRY_JSON_NULL || (node->kind == CARRY_JSON_BOOL && !node->truth) ||
-           (node->kind == CARRY_JSON_NUMBER && node->as.number.value == 0.0) ||
-           (node->kind == CARRY_JSON_ARRAY && node->as.inside.first == NULL);
-}
-
 carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_key *f, const carry_json *node) {
     void *to = (unsigned char *)s->config + f->offset;
     switch (f->form) {
@@ -124,7 +118,7 @@ carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_k
     case CARRY_LM_READ_OVER:
         return CARRY_OK;
     case CARRY_LM_MUST_BE_OFF:
-        return asks_for_nothing(node) ? CARRY_OK : refuse_on(s, node);
+        return carry_lm_config_is_off(node) ? CARRY_OK : refuse_on(s, node);
     case CARRY_LM_MUST_BE_ON:
         return node->kind == CARRY_JSON_NULL || (node->kind == CARRY_JSON_BOOL && node->truth)
                    ? CARRY_OK
@@ -204,34 +198,6 @@ static carry_status read_family(const carry_lm_source *s, const carry_json *root
     return carry_lm_config_refuse(s, type, all);
 }
 
-/* Keys of other models' configurations that change what a model computes, and that no tensor reveals. */
-static const char *const mathematical[] = {
-    "alibi",         "attention_chunk_size",   "attention_multiplier",  "attention_sinks",
-    "clip_qkv",      "attn_logit_softcapping", "embedding_multiplier",  "final_logit_softcapping",
-    "logit_scale",   "lm_head_multiplier",     "logits_scaling",        "num_sink_tokens",
-    "parallel_attn", "query_pre_attn_scalar",  "residual_multiplier",   "sliding_window",
-    "use_alibi",     "use_sliding_window",     "use_parallel_residual",
-};
-
-/* Fails for an unknown key of `object` that changes what the model computes, unless its value changes nothing. */
-static carry_status check_unknown(const carry_lm_source *s, const carry_json *object, const carry_json *node) {
-    const carry_json *windows = carry_json_find(object, "use_sliding_window");
-    if (asks_for_nothing(node) || (node->kind == CARRY_JSON_NUMBER && node->as.number.value == 1.0) ||
-        (strcmp(node->key, "sliding_window") == 0 && windows != NULL && asks_for_nothing(windows))) {
-        return CARRY_OK;
-    }
-    for (size_t i = 0; i < sizeof mathematical / sizeof *mathematical; i++) {
-        if (strcmp(node->key, mathematical[i]) == 0) {
-            char why[160];
-            (void)snprintf(why, sizeof why,
-                           "it changes what a model computes, and models of type %s do not have it here",
-                           s->config->family->name);
-            return carry_lm_config_refuse(s, node, why);
-        }
-    }
-    return CARRY_OK;
-}
-
 static bool stands_before(const carry_json *first, const carry_json *node) {
     for (const carry_json *other = first; other != node; other = other->next) {
         if (other->key_length == node->key_length && memcmp(other->key, node->key, node->key_length) == 0) {
@@ -241,22 +207,83 @@ static bool stands_before(const carry_json *first, const carry_json *node) {
     return false;
 }
 
+/* The bytes of a key's field if its value is plain; 0: the key has no field, or a function of its own. */
+static size_t field_bytes(const carry_lm_key *key) {
+    switch (key->form) {
+    case CARRY_LM_SIZE:
+    case CARRY_LM_SIZE_OR_NULL:
+    case CARRY_LM_READ_SIZE:
+    case CARRY_LM_COUNT:
+        return sizeof(int64_t);
+    case CARRY_LM_NUMBER:
+    case CARRY_LM_NUMBER_OR_NULL:
+    case CARRY_LM_READ_NUMBER:
+        return sizeof(double);
+    case CARRY_LM_TRUTH:
+    case CARRY_LM_TRUTH_IF_FALSE:
+        return sizeof(bool);
+    default:
+        return 0;
+    }
+}
+
+/* Reads a key. Some fields have two keys, such as n_group and num_expert_group: other libraries read one or the other,
+   so a file in which both are present with different values is refused. */
+static carry_status read_once(const carry_lm_source *s, const carry_lm_key *key, const carry_json *first,
+                              const carry_json *node) {
+    unsigned char before[sizeof(double)];
+    const unsigned char *field = (const unsigned char *)s->config + key->offset;
+    const size_t bytes = field_bytes(key);
+    memcpy(before, field, bytes);
+    CARRY_TRY(carry_lm_config_read_key(s, key, node));
+    if (bytes == 0 || memcmp(before, field, bytes) == 0) {
+        return CARRY_OK;
+    }
+    for (const carry_json *other = first; other != node; other = other->next) {
+        const carry_lm_key *same = find_key(s->config->family->keys, other);
+        if (same != NULL && same->offset == key->offset && field_bytes(same) == bytes) {
+            char why[128];
+            (void)snprintf(why, sizeof why, "\"%.40s\" has the same meaning and another value", other->key);
+            return carry_lm_config_refuse(s, node, why);
+        }
+    }
+    return CARRY_OK;
+}
+
+/* True for keys that are read after the others, since their values take precedence, as in transformers: the objects of
+   rotary positions over rope_theta and partial_rotary_factor beside them. */
+static bool comes_last(const carry_json *node) {
+    return strcmp(node->key, "rope_parameters") == 0 || strcmp(node->key, "rope_scaling") == 0;
+}
+
+/* Reads the known keys that come last, or the others. */
+static carry_status read_keys(const carry_lm_source *s, const carry_json *first, bool last) {
+    for (const carry_json *node = first; node != NULL; node = node->next) {
+        const carry_lm_key *key = find_key(s->config->family->keys, node);
+        if (key == NULL || comes_last(node) != last) {
+            continue;
+        }
+        if (stands_before(first, node)) {
+            return carry_lm_config_refuse(s, node, "duplicate key");
+        }
+        CARRY_TRY(read_once(s, key, first, node));
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, const carry_json *root, const char *name) {
     const carry_lm_source s = {.ctx = ctx, .name = name, .config = config};
     const carry_json *keys;
     CARRY_TRY(read_family(&s, root, &keys));
     char unknown[256] = "";
     size_t used = 0;
+    CARRY_TRY(read_keys(&s, keys->as.inside.first, false));
+    CARRY_TRY(read_keys(&s, keys->as.inside.first, true));
     for (const carry_json *node = keys->as.inside.first; node != NULL; node = node->next) {
-        const carry_lm_key *key = find_key(config->family->keys, node);
-        if (key != NULL) {
-            if (stands_before(keys->as.inside.first, node)) {
-                return carry_lm_config_refuse(&s, node, "duplicate key");
-            }
-            CARRY_TRY(carry_lm_config_read_key(&s, key, node));
+        if (find_key(config->family->keys, node) != NULL) {
             continue;
         }
-        CARRY_TRY(check_unknown(&s, keys, node));
+        CARRY_TRY(carry_lm_config_check_unknown(&s, keys, node));
         if (used < sizeof unknown) {
             int more = snprintf(unknown + used, sizeof unknown - used, "%s%.40s", used > 0 ? ", " : "", node->key);
             used += (size_t)(more > 0 ? more : 0);

@@ -174,6 +174,12 @@ typedef struct carry_lm_args {
 /* Runs the forward pass and, if args ask for it, the backward pass. memory has carry_lm_pass_memory bytes of any
    alignment and may be reused afterwards. Results do not depend on the number of threads. */
 carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes);
+/* For a model with experts, after logits or a loss that are not finite: gets the first layer in which the scores of a
+   router were NaN since the last call, and the row of the token in the pass; -1: none were. Waits for the pass. A pass
+   on the CPU without gradients or a pool fails by itself with this place. */
+carry_status carry_lm_router_nan(const carry_lm_pass *pass, int64_t *layer, int64_t *row);
+/* Fails with this place, if there is one: for a pass on a GPU whose results the caller waits for. */
+carry_status carry_lm_router_check(const carry_lm_pass *pass);
 
 /* Starts a call: reserves capacity in the caches and uploads the inputs from the host. Use it before a call with
    `begun`, after an earlier call of the pass with the same memory. */

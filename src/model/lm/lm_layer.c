@@ -115,6 +115,21 @@ carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_ten
     return carry_lm_adapt(call, slot, out, from);
 }
 
+carry_status carry_lm_add_bias(const carry_lm_call *call, int slot, carry_tensor y) {
+    const carry_tensor b = carry_lm_w(call, slot);
+    return b.data != NULL && y.data != NULL ? carry_add_bias(call->pass->ctx, y, b) : CARRY_OK;
+}
+
+carry_status carry_lm_add_bias_out(const carry_lm_call *call, int slot) {
+    const bool adds = call->out.data != NULL && call->count > 0;
+    return adds ? carry_lm_add_bias(call, slot, carry_slice(call->out, call->first, call->count)) : CARRY_OK;
+}
+
+carry_status carry_lm_add_bias_backward(const carry_lm_call *call, int slot, carry_tensor dy) {
+    const carry_tensor db = carry_lm_dw(call, slot);
+    return db.data != NULL ? carry_add_bias_backward(call->pass->ctx, db, dy) : CARRY_OK;
+}
+
 carry_lm_call carry_lm_call_of(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer,
                                const carry_lm_sublayer *own) {
     const carry_lm_opened *part = &pass->part[own->kind];

@@ -26,6 +26,7 @@ static void release(carry_lm_pass *pass) {
         }
     }
     carry_lm_factors_free(pass);
+    carry_lm_nan_free(pass);
     free(pass->fixed);
     free(pass->layer);
     free(pass->structs);
@@ -136,6 +137,9 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     status = status == CARRY_OK && options->same_bits ? carry_lm_open_fixed(pass) : status;
     if (status == CARRY_OK && options->pooled > 0 && lm->config.norm_plus_one) {
         status = carry_lm_factors_new(pass);
+    }
+    if (status == CARRY_OK && pass->part[CARRY_LM_MIXERS + CARRY_LM_FEEDFORWARD_EXPERTS].part != NULL) {
+        status = carry_lm_nan_new(pass);
     }
     if (status == CARRY_OK) {
         carry_arena count = carry_arena_over(NULL, 0);

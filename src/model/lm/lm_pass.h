@@ -37,6 +37,7 @@ struct carry_lm_pass {
     carry_lm_pass_options options;
     int64_t tokens;                   /* tokens of the whole batch; in a pooled pass, of this call */
     struct carry_lm_factors *factors; /* pooled pass of a model whose norms add 1 to their weights (lm_factors.c) */
+    int64_t *first_nan;               /* on the model's device; NULL: no layer has experts (lm_nan.c) */
     void *fixed;                      /* pass with same_bits: memory for carry_fixed_rows_set */
     size_t fixed_bytes;
     int64_t most; /* pooled pass: the maximum number of tokens of a call */
@@ -153,6 +154,16 @@ carry_status carry_lm_open_fixed(carry_lm_pass *pass);
 bool carry_lm_joins(const carry_lm_pass *pass);
 /* The output of a part: call.out = call.base + W y, for the rows that are read. Does nothing if call.out is absent. */
 carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_tensor y);
+/* Adds the bias in a slot to every row of y; add_bias_out: to the rows of call.out that are read. backward: adds the
+   columns' sums of dy to its gradient. They do nothing if the model does not have the slot. */
+carry_status carry_lm_add_bias(const carry_lm_call *call, int slot, carry_tensor y);
+carry_status carry_lm_add_bias_out(const carry_lm_call *call, int slot);
+carry_status carry_lm_add_bias_backward(const carry_lm_call *call, int slot, carry_tensor dy);
+
+/* first_nan: for a model with experts. router: the router of a call, which stores in it where scores are NaN. */
+carry_status carry_lm_nan_new(carry_lm_pass *pass);
+void carry_lm_nan_free(carry_lm_pass *pass);
+carry_router carry_lm_nan_router(const carry_lm_call *call);
 
 /* y = factor x; x and y may be the same. Does nothing if the factor is absent. */
 carry_status carry_lm_scale(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor factor);

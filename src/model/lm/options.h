@@ -35,6 +35,7 @@ typedef struct carry_lm_attention_options {
     double rotary_factor;              /* fraction of a head's elements that get rotary positions */
     carry_lm_qk_norm qk_norm;
     bool gate;      /* outputs are o sigmoid(gate); q_proj has the gate of each head next to its q */
+    bool bias;      /* the maps of q, k, v and the output have one */
     double scale;   /* of scores; 0: head_dim^-1/2 */
     int64_t rotary; /* derived: number of elements of a head that get rotary positions */
 } carry_lm_attention_options;
@@ -74,6 +75,7 @@ typedef struct carry_lm_latent_options {
     int64_t query_rank;    /* width of the latent of queries; 0: queries have none */
     double rope_theta;     /* rotary positions of the shared elements, in neighbouring pairs; 0: no positions */
     bool head_gate;        /* the output of each head is multiplied by sigmoid(gate x) */
+    bool bias;             /* of q_a, kv_a and o; q_proj, q_b and kv_b have none */
     int64_t width;         /* derived: width of a token's row in the cache, rank + shared */
 } carry_lm_latent_options;
 
@@ -93,6 +95,7 @@ typedef struct carry_lm_experts_options {
     bool gated;            /* silu(gate x) * up x; otherwise relu(up x)^2 */
     bool shared_gate;      /* the shared expert's output is multiplied by sigmoid(gate x) */
     bool bias;             /* added to scores when choosing experts, not to their weights; not trained */
+    bool map_bias;         /* the shared expert's maps and the latent maps have a bias; single experts have none */
     carry_router router;
 } carry_lm_experts_options;
 

@@ -137,6 +137,11 @@ template <typename T> __global__ void route_kernel(route_args<T> a) {
             drop_groups(a, r, lane);
             scores_of(a, t, r.p, lane);
         }
+        float all = 0.0f; /* NaN if a logit is NaN */
+        for (int e = lane; e < a.experts; e += 32) {
+            all += r.p[e];
+        }
+        all = warp_sum(all);
         float sum = 1e-20f;
         for (int i = 0; i < a.k; i++) {
             const int e = take_largest(r.score, r.taken, a.experts, lane);
@@ -148,7 +153,11 @@ template <typename T> __global__ void route_kernel(route_args<T> a) {
         __syncwarp();
         for (int i = lane; i < a.k; i += 32) {
             const float p = r.p[a.chosen[t * a.k + i]];
-            a.weights[t * a.k + i] = a.router.scale * (a.router.normalise ? p / sum : p);
+            const float weight = a.router.scale * (a.router.normalise ? p / sum : p);
+            a.weights[t * a.k + i] = isnan(all) ? all : weight;
+            if (i == 0 && a.router.first_nan != NULL && (isnan(all) || isnan(weight))) {
+                atomicMin((unsigned long long *)a.router.first_nan, (unsigned long long)(a.router.mark + t));
+            }
         }
         __syncwarp();
     }

@@ -174,6 +174,11 @@ template <typename V> static inline V atomicAdd(V *to, V value) {
     *to = before + value;
     return before;
 }
+template <typename V> static inline V atomicMin(V *to, V value) {
+    const V before = *to;
+    *to = value < before ? value : before;
+    return before;
+}
 static inline float rsqrtf(float x) {
     return 1.0f / sqrtf(x);
 }

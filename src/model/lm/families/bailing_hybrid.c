@@ -61,6 +61,7 @@ static const carry_lm_key keys[] = {
     CARRY_LM_KEY("kv_lora_rank", latent.rank, SIZE),
     CARRY_LM_OWN_KEY("rope_theta", carry_lm_kimi, theta, NUMBER),
     {"rope_parameters", CARRY_LM_OTHER, 0, read_rope, write_rope, NULL},
+    {"rope_scaling", CARRY_LM_OTHER, 0, read_rope, NULL, NULL}, /* older name */
     CARRY_LM_KEY("num_experts", experts.count, SIZE),
     CARRY_LM_KEY("num_local_experts", experts.count, READ_SIZE),
     CARRY_LM_KEY("num_experts_per_token", experts.chosen, SIZE),
@@ -78,7 +79,7 @@ static const carry_lm_key keys[] = {
     CARRY_LM_KEY("tie_word_embeddings", tie_word_embeddings, TRUTH),
     CARRY_LM_TOKEN_KEYS,
     CARRY_LM_WRITTEN("hidden_act", MUST_BE_SILU, "\"silu\""),
-    CARRY_LM_WORD("attention_bias", MUST_BE_OFF),
+    CARRY_LM_KEY("attention_bias", latent.bias, TRUTH),
     CARRY_LM_WORD("attention_dropout", MUST_BE_OFF),
     CARRY_LM_WORD("linear_num_heads", READ_OVER), /* that of attention heads */
     CARRY_LM_WORD("linear_conv_kernel_dim", READ_OVER),

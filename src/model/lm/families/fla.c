@@ -7,8 +7,9 @@
 #include "carry/delta.h"
 #include "core/error.h"
 
-const char *const carry_lm_fla_attention_names[] = {"attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight",
-                                                    "attn.q_norm.weight", "attn.k_norm.weight", "attn.o_proj.weight"};
+const char *const carry_lm_fla_attention_names[] = {
+    "attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight", "attn.q_norm.weight", "attn.k_norm.weight",
+    "attn.o_proj.weight", "attn.q_proj.bias",   "attn.k_proj.bias",   "attn.v_proj.bias",   "attn.o_proj.bias"};
 
 void carry_lm_fla_set_defaults(carry_lm_config *c) {
     carry_lm_fla *own = carry_lm_fla_of(c);

@@ -61,6 +61,12 @@ static void write_positions(carry_json_text *text, const carry_lm_config *c) {
     carry_json_put_raw(text, ((const granite *)(const void *)c->own)->rotates ? "\"rope\"" : "null");
 }
 
+static carry_status read_norm(const carry_lm_source *s, const carry_json *node) {
+    return node->kind == CARRY_JSON_NULL || carry_json_is_text(node, "rmsnorm")
+               ? CARRY_OK
+               : carry_lm_config_refuse(s, node, "only \"rmsnorm\" is supported");
+}
+
 static const carry_lm_key keys[] = {
     CARRY_LM_SIZE_KEYS,
     CARRY_LM_KEY("intermediate_size", experts.width, SIZE),
@@ -92,7 +98,7 @@ static const carry_lm_key keys[] = {
     CARRY_LM_WORD("time_step_max", READ_OVER),
     CARRY_LM_WORD("time_step_floor", READ_OVER),
     CARRY_LM_WORD("init_method", READ_OVER),
-    CARRY_LM_WORD("normalization_function", READ_OVER),
+    {"normalization_function", CARRY_LM_OTHER, 0, read_norm, NULL, NULL},
     CARRY_LM_WORD("output_router_logits", READ_OVER),
     CARRY_LM_WORD("router_aux_loss_coef", READ_OVER),
     CARRY_LM_IGNORED_KEYS,
@@ -123,7 +129,11 @@ static const char *const expert_names[] = {"block_sparse_moe.router.weight",
                                            "shared_mlp.output_linear.weight",
                                            "shared_mlp.scale",
                                            "block_sparse_moe.latent_in",
-                                           "block_sparse_moe.latent_out"};
+                                           "block_sparse_moe.latent_out",
+                                           "shared_mlp.up_bias",
+                                           "shared_mlp.down_bias",
+                                           "block_sparse_moe.latent_in_bias",
+                                           "block_sparse_moe.latent_out_bias"};
 
 static const char *const swiglu_names[] = {"shared_mlp.input_linear.weight", "shared_mlp.input_linear.weight",
                                            "shared_mlp.output_linear.weight"};
@@ -172,6 +182,7 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
         return carry_fail(ctx, CARRY_ESIZE, "layer_types lists %lld layers and num_hidden_layers is %lld",
                           (long long)own->hybrid.layers_listed, (long long)c->num_hidden_layers);
     }
+    CARRY_TRY(carry_lm_hybrid_check_whole_rope(ctx, c));
     return carry_lm_mamba_check_expand(ctx, c, own->expand);
 }
 

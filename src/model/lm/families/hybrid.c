@@ -96,6 +96,13 @@ carry_status carry_lm_hybrid_finish_qwen(carry_ctx *ctx, carry_lm_config *c) {
     return carry_lm_hybrid_finish(ctx, c);
 }
 
+carry_status carry_lm_hybrid_check_whole_rope(carry_ctx *ctx, const carry_lm_config *c) {
+    return c->attention.rotary_factor == 1.0
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EUNSUPPORTED, "partial_rotary_factor is %g: models of type %s have only 1",
+                            c->attention.rotary_factor, c->family->name);
+}
+
 void carry_lm_hybrid_set_heads(carry_lm_config *c) {
     c->num_hidden_layers = 1;
     c->mixer[0] = CARRY_LM_MIXER_ATTENTION;

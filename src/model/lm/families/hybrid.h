@@ -28,6 +28,9 @@ carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *config);
 /* The same; also sets the epsilon of the delta rule's norms to the model's. */
 carry_status carry_lm_hybrid_finish_qwen(carry_ctx *ctx, carry_lm_config *config);
 
+/* For a family that rotates whole heads: fails for another partial_rotary_factor, which transformers ignores. */
+carry_status carry_lm_hybrid_check_whole_rope(carry_ctx *ctx, const carry_lm_config *config);
+
 /* One layer of attention. */
 void carry_lm_hybrid_set_heads(carry_lm_config *config);
 
@@ -56,16 +59,16 @@ extern const carry_lm_file_names carry_lm_hybrid_expert_files; /* the same, and 
         CARRY_LM_KEY("moe_intermediate_size", experts.width, SIZE),                          \
         CARRY_LM_KEY("shared_expert_intermediate_size", experts.shared_width, SIZE_OR_NULL), \
         CARRY_LM_WORD("output_router_logits", READ_OVER), CARRY_LM_WORD("router_aux_loss_coef", READ_OVER)
-#define CARRY_LM_HYBRID_ATTENTION_KEYS(write_rope)                                                              \
-    CARRY_LM_KEY("num_attention_heads", attention.heads, SIZE),                                                 \
-        CARRY_LM_KEY("num_key_value_heads", attention.kv_heads, SIZE_OR_NULL),                                  \
-        CARRY_LM_KEY("head_dim", attention.head_dim, SIZE_OR_NULL),                                             \
-        {"rope_parameters", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_rope, write_rope, NULL},                    \
-        {"rope_scaling", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_rope, NULL, NULL}, /* older names */           \
-        CARRY_LM_KEY("rope_theta", attention.rope_theta, READ_NUMBER),                                          \
-        CARRY_LM_KEY("partial_rotary_factor", attention.rotary_factor, READ_NUMBER),                            \
-        CARRY_LM_WRITTEN("hidden_act", MUST_BE_SILU, "\"silu\""), CARRY_LM_WORD("attention_bias", MUST_BE_OFF), \
-        CARRY_LM_WORD("attention_dropout", MUST_BE_OFF)
+#define CARRY_LM_HYBRID_ATTENTION_KEYS(write_rope)                                                    \
+    CARRY_LM_KEY("num_attention_heads", attention.heads, SIZE),                                       \
+        CARRY_LM_KEY("num_key_value_heads", attention.kv_heads, SIZE_OR_NULL),                        \
+        CARRY_LM_KEY("head_dim", attention.head_dim, SIZE_OR_NULL),                                   \
+        {"rope_parameters", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_rope, write_rope, NULL},          \
+        {"rope_scaling", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_rope, NULL, NULL}, /* older names */ \
+        CARRY_LM_KEY("rope_theta", attention.rope_theta, READ_NUMBER),                                \
+        CARRY_LM_KEY("partial_rotary_factor", attention.rotary_factor, READ_NUMBER),                  \
+        CARRY_LM_WRITTEN("hidden_act", MUST_BE_SILU, "\"silu\""),                                     \
+        CARRY_LM_KEY("attention_bias", attention.bias, TRUTH), CARRY_LM_WORD("attention_dropout", MUST_BE_OFF)
 /* Keys of the delta rule and attention in the Qwen families; and those of Qwen3.5, with the keys that are ignored. */
 #define CARRY_LM_HYBRID_QWEN_MIXER_KEYS                                  \
     CARRY_LM_KEY("linear_num_key_heads", delta.heads, SIZE),             \

@@ -67,7 +67,11 @@ const char *const carry_lm_kimi_expert_names[] = {"mlp.gate.weight",
                                                   "mlp.shared_experts.down_proj.weight",
                                                   "mlp.shared_experts.scale",
                                                   "mlp.fc1_latent_proj.weight",
-                                                  "mlp.fc2_latent_proj.weight"};
+                                                  "mlp.fc2_latent_proj.weight",
+                                                  "mlp.shared_experts.up_proj.bias",
+                                                  "mlp.shared_experts.down_proj.bias",
+                                                  "mlp.fc1_latent_proj.bias",
+                                                  "mlp.fc2_latent_proj.bias"};
 
 carry_status carry_lm_kimi_finish(carry_ctx *ctx, carry_lm_config *c) {
     const carry_lm_kimi *own = carry_lm_kimi_of(c);

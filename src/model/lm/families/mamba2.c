@@ -30,7 +30,7 @@ static const carry_lm_key keys[] = {
     CARRY_LM_WORD("time_step_rank", READ_OVER),
     CARRY_LM_WORD("rescale_prenorm_residual", READ_OVER),
     CARRY_LM_WORD("residual_in_fp32", READ_OVER),
-    CARRY_LM_WORD("rms_norm", READ_OVER),
+    CARRY_LM_WORD("rms_norm", MUST_BE_ON),
     CARRY_LM_IGNORED_KEYS,
     CARRY_LM_LAST_KEY,
 };

@@ -110,6 +110,7 @@ static void write_squared(carry_json_text *text, const carry_lm_config *c) {
 static const carry_lm_key keys[] = {
     CARRY_LM_SIZE_KEYS,
     {"layers_block_type", CARRY_LM_OTHER, 0, read_types, write_types, NULL},
+    {"layer_types", CARRY_LM_OTHER, 0, read_types, NULL, NULL},
     {"hybrid_override_pattern", CARRY_LM_OTHER, 0, read_pattern, NULL, NULL},
     CARRY_LM_KEY("intermediate_size", squared.width, SIZE),
     {"mlp_hidden_act", CARRY_LM_OTHER, 0, read_squared, write_squared, NULL},
@@ -132,6 +133,7 @@ static const carry_lm_key keys[] = {
     CARRY_LM_KEY("time_step_min", mamba.step_min, NUMBER),
     CARRY_LM_KEY("mamba_dt_min", mamba.step_min, READ_NUMBER),
     CARRY_LM_KEY("n_routed_experts", experts.count, COUNT),
+    CARRY_LM_KEY("num_local_experts", experts.count, READ_SIZE),
     CARRY_LM_KEY("num_experts_per_tok", experts.chosen, COUNT),
     CARRY_LM_KEY("moe_intermediate_size", experts.width, SIZE),
     CARRY_LM_KEY("moe_shared_expert_intermediate_size", experts.shared_width, SIZE),
@@ -168,8 +170,9 @@ static const carry_lm_key keys[] = {
     CARRY_LM_LAST_KEY,
 };
 
-static const char *const attention_names[] = {"mixer.q_proj.weight", "mixer.k_proj.weight", "mixer.v_proj.weight",
-                                              "mixer.q_norm.weight", "mixer.k_norm.weight", "mixer.o_proj.weight"};
+static const char *const attention_names[] = {
+    "mixer.q_proj.weight", "mixer.k_proj.weight", "mixer.v_proj.weight", "mixer.q_norm.weight", "mixer.k_norm.weight",
+    "mixer.o_proj.weight", "mixer.q_proj.bias",   "mixer.k_proj.bias",   "mixer.v_proj.bias",   "mixer.o_proj.bias"};
 
 static const char *const squared_names[] = {"mixer.up_proj.weight", "mixer.up_proj.bias", "mixer.down_proj.weight",
                                             "mixer.down_proj.bias"};
@@ -183,7 +186,11 @@ static const char *const expert_names[] = {"mixer.gate.weight",
                                            "mixer.shared_experts.down_proj.weight",
                                            "mixer.shared_experts.scale",
                                            "mixer.fc1_latent_proj.weight",
-                                           "mixer.fc2_latent_proj.weight"};
+                                           "mixer.fc2_latent_proj.weight",
+                                           "mixer.shared_experts.up_proj.bias",
+                                           "mixer.shared_experts.down_proj.bias",
+                                           "mixer.fc1_latent_proj.bias",
+                                           "mixer.fc2_latent_proj.bias"};
 
 static const char *const single_experts[][2] = {{"mixer.experts.up_proj", "mixer.experts.#.up_proj.weight"},
                                                 {"mixer.experts.down_proj", "mixer.experts.#.down_proj.weight"},
@@ -234,11 +241,7 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
         return carry_fail(ctx, CARRY_ESIZE, "layers_block_type lists %lld layers and num_hidden_layers is %lld",
                           (long long)layers, (long long)c->num_hidden_layers);
     }
-    for (int64_t i = 0; i < layers; i++) {
-        if (c->squared.bias && c->feedforward[i] == CARRY_LM_FEEDFORWARD_EXPERTS) {
-            return carry_fail(ctx, CARRY_EUNSUPPORTED, "mlp_bias is not supported beside layers of experts");
-        }
-    }
+    c->experts.map_bias = c->squared.bias;
     c->tie_word_embeddings = false; /* transformers' class ignores it: files always have a head */
     c->mamba.norm_eps = c->norm_eps;
     c->experts.router.scale = (float)own->expert_scale;

@@ -64,6 +64,7 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
     }
     d->value = d->value != 0 ? d->value : 2 * d->key;
     d->norm_eps = 1e-5; /* a constant in its class in transformers */
+    CARRY_TRY(carry_lm_hybrid_check_whole_rope(ctx, c));
     CARRY_TRY(carry_lm_hybrid_finish(ctx, c));
     if (carry_lm_hybrid_of(c)->layers_listed == 0 && c->num_hidden_layers < interval) {
         c->mixer[c->num_hidden_layers - 1] = CARRY_LM_MIXER_ATTENTION;

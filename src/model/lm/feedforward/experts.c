@@ -2,7 +2,6 @@
 #include "model/lm/feedforward/experts.h"
 
 #include <inttypes.h>
-#include <math.h>
 
 #include "carry/ops.h"
 #include "core/context.h"
@@ -17,7 +16,11 @@ static const char *const names[CARRY_LM_EXPERTS_SLOTS] = {"mlp.gate.weight",
                                                           "mlp.shared_expert.down_proj.weight",
                                                           "mlp.shared_expert_gate.weight",
                                                           "mlp.fc1_latent_proj.weight",
-                                                          "mlp.fc2_latent_proj.weight"};
+                                                          "mlp.fc2_latent_proj.weight",
+                                                          "mlp.shared_expert.up_proj.bias",
+                                                          "mlp.shared_expert.down_proj.bias",
+                                                          "mlp.fc1_latent_proj.bias",
+                                                          "mlp.fc2_latent_proj.bias"};
 
 static carry_status check(carry_ctx *ctx, carry_lm_config *c) {
     const carry_lm_experts_options *e = &c->experts;
@@ -27,6 +30,9 @@ static carry_status check(carry_ctx *ctx, carry_lm_config *c) {
     CARRY_TRY(carry_lm_check_size(ctx, "the width of the shared expert", e->shared_width + 1, CARRY_LM_MAX_WIDTH / 2));
     CARRY_TRY(carry_lm_check_size(ctx, "the latent width of experts", e->latent + 1, CARRY_LM_MAX_WIDTH));
     CARRY_TRY(carry_lm_check_number(ctx, "the factor of the experts' weights", e->router.scale, 1e6));
+    if (e->map_bias && (e->gated || e->shared_gate)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "a bias in the maps of experts with a gate is not supported");
+    }
     const int64_t groups = e->router.groups;
     if (groups > 1 && (e->count % groups != 0 || e->router.kept_groups < 1 || e->router.kept_groups > groups ||
                        e->chosen > e->count / groups * e->router.kept_groups)) {
@@ -49,6 +55,11 @@ static carry_lm_parameter matrices(const carry_lm_config *c, int64_t out, int64_
                                 .decays = true,
                                 .may_be_narrow = true,
                                 .start = CARRY_LM_NORMAL};
+}
+
+static carry_lm_parameter bias_of(const carry_lm_config *c, bool there, int64_t width) {
+    return (carry_lm_parameter){
+        .rank = c->experts.map_bias && there ? 1 : 0, .shape = {width}, .start = CARRY_LM_ZEROS};
 }
 
 static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
@@ -76,6 +87,14 @@ static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
         return e->latent > 0 ? carry_lm_matrix(e->latent, c->hidden_size) : none;
     case CARRY_LM_EXPERTS_LATENT_OUT:
         return e->latent > 0 ? carry_lm_matrix(c->hidden_size, e->latent) : none;
+    case CARRY_LM_EXPERTS_SHARED_UP_BIAS:
+        return bias_of(c, shared, e->shared_width);
+    case CARRY_LM_EXPERTS_SHARED_DOWN_BIAS:
+        return bias_of(c, shared, c->hidden_size);
+    case CARRY_LM_EXPERTS_LATENT_IN_BIAS:
+        return bias_of(c, e->latent > 0, e->latent);
+    case CARRY_LM_EXPERTS_LATENT_OUT_BIAS:
+        return bias_of(c, e->latent > 0, c->hidden_size);
     case CARRY_LM_EXPERTS_SLOTS:
         break;
     }
@@ -190,25 +209,21 @@ carry_tensor carry_lm_experts_half(carry_tensor W, int64_t width, int which) {
     return half;
 }
 
-/* Chooses the experts of each token. NaN in the router's output would make all later results NaN. On the CPU, in a pass
-   without gradients, it is therefore an error that names the layer and the token. A GPU does not check it, since that
-   would need a copy to the host, and neither does a pass over a pool: the logits of that sequence become NaN. */
+/* Chooses the experts of each token. NaN in the router's output makes all later results of a sequence NaN. On the CPU,
+   in a pass without gradients, it is an error that names the layer and the token. In other passes the caller finds that
+   logits or a loss are NaN, and asks carry_lm_router_nan for the place: in a pool only the sequence fails, in training
+   the step is skipped, and a GPU would have to wait for a copy to the host. */
 static carry_status choose(const carry_lm_call *call, carry_tensor x) {
     carry_ctx *ctx = call->pass->ctx;
-    const carry_lm_experts_options *e = &call->pass->lm->config.experts;
     const carry_lm_experts_rows *r = call->rows;
     const carry_tensor logits = carry_lm_experts_first(call, r->logits, false);
     const carry_tensor weights = carry_lm_experts_first(call, r->weights, false);
     const carry_tensor chosen = carry_lm_experts_first(call, r->chosen, false);
+    const carry_router router = carry_lm_nan_router(call);
     CARRY_TRY(carry_lm_project(call, CARRY_LM_EXPERTS_ROUTER, logits, x));
-    CARRY_TRY(carry_route(ctx, weights, chosen, logits, carry_lm_w(call, CARRY_LM_EXPERTS_BIAS), &e->router));
-    const float *w = weights.data;
-    const bool checks = weights.device == 0 && call->pass->options.forward_only && call->args->places == NULL;
-    for (int64_t i = 0; checks && i < call->count * e->chosen; i++) {
-        if (isnan(w[i])) {
-            return carry_fail(ctx, CARRY_ERANGE, "layer %" PRId64 ", token %" PRId64 ": the router's scores are NaN",
-                              call->layer, call->first + i / e->chosen);
-        }
+    CARRY_TRY(carry_route(ctx, weights, chosen, logits, carry_lm_w(call, CARRY_LM_EXPERTS_BIAS), &router));
+    if (weights.device == 0 && call->pass->options.forward_only && call->args->places == NULL) {
+        CARRY_TRY(carry_lm_router_check(call->pass));
     }
     return carry_sort_experts(ctx, carry_lm_experts_first(call, r->pair, true),
                               carry_lm_experts_first(call, r->place, true), r->offsets, chosen);
@@ -266,11 +281,13 @@ static carry_status run_shared(const carry_lm_call *call, carry_tensor x, carry_
     maps[CARRY_LM_EXPERTS_SHARED_GATE] = carry_lm_experts_first(call, u->gate, false);
     maps[CARRY_LM_EXPERTS_SHARED_UP] = carry_lm_experts_first(call, u->up, false);
     CARRY_TRY(carry_lm_project_all(call, carry_lm_experts_shared(u), maps, (carry_tensor){0}, x));
+    CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_EXPERTS_SHARED_UP_BIAS, maps[CARRY_LM_EXPERTS_SHARED_UP]));
     CARRY_TRY(activate(call, u, false));
     const carry_tensor active = carry_lm_experts_first(call, u->squared, false);
     if (r->scale.data == NULL) {
         const carry_tensor W = carry_lm_product(call, CARRY_LM_EXPERTS_SHARED_DOWN);
         CARRY_TRY(out.data != NULL ? carry_linear_add(ctx, out, active, W, out) : CARRY_OK);
+        CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_EXPERTS_SHARED_DOWN_BIAS, out));
         return out.data != NULL ? carry_lm_adapt(call, CARRY_LM_EXPERTS_SHARED_DOWN, out, active) : CARRY_OK;
     }
     const carry_tensor y = carry_lm_experts_first(call, r->shared_out, false);
@@ -295,6 +312,7 @@ static carry_status forward(const carry_lm_call *call) {
     if (r->latent.data != NULL) {
         read = carry_lm_experts_first(call, r->latent, false);
         CARRY_TRY(carry_lm_project(call, CARRY_LM_EXPERTS_LATENT_IN, read, x));
+        CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_EXPERTS_LATENT_IN_BIAS, read));
     }
     CARRY_TRY(run_experts(call, read));
     if (r->latent.data != NULL) {
@@ -305,6 +323,7 @@ static carry_status forward(const carry_lm_call *call) {
             CARRY_TRY(base.data != NULL ? carry_linear_add(ctx, out, sum, W, base)
                                         : carry_linear(ctx, out, sum, W, false));
             CARRY_TRY(carry_lm_adapt(call, CARRY_LM_EXPERTS_LATENT_OUT, out, sum));
+            CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_EXPERTS_LATENT_OUT_BIAS, out));
         }
     } else if (out.data != NULL) {
         CARRY_TRY(carry_combine_pairs(ctx, out, base, y, place, weights));

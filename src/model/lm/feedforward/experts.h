@@ -4,7 +4,8 @@
 
    f[e](x) is silu(gate[e] x) * up[e] x, or relu(up[e] x)^2. A router chooses the experts of each token and their
    weights (ops/experts.h). The shared expert is a feed-forward of the same form that every token uses, with or without
-   a gate. With a latent width, a linear map of x is the experts' input, and another maps their sum back. */
+   a gate. With a latent width, a linear map of x is the experts' input, and another maps their sum back. The maps of
+   the shared expert without a gate, and the latent maps, may have a bias. */
 #ifndef CARRY_MODEL_LM_EXPERTS_H
 #define CARRY_MODEL_LM_EXPERTS_H
 
@@ -22,6 +23,10 @@ typedef enum carry_lm_experts_slot {
     CARRY_LM_EXPERTS_SHARED_SCALE,
     CARRY_LM_EXPERTS_LATENT_IN,
     CARRY_LM_EXPERTS_LATENT_OUT,
+    CARRY_LM_EXPERTS_SHARED_UP_BIAS,
+    CARRY_LM_EXPERTS_SHARED_DOWN_BIAS,
+    CARRY_LM_EXPERTS_LATENT_IN_BIAS,
+    CARRY_LM_EXPERTS_LATENT_OUT_BIAS,
     CARRY_LM_EXPERTS_SLOTS
 } carry_lm_experts_slot;
 

@@ -26,12 +26,14 @@ static carry_status shared_backward(const carry_lm_call *call) {
     if (scaled) {
         CARRY_TRY(carry_row_gate_backward(ctx, back->dout, back->dscale, call->dout, r->shared_out, r->scale));
     }
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_EXPERTS_SHARED_DOWN_BIAS, call->dout));
     CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_EXPERTS_SHARED_DOWN, back->dshared,
                                         scaled ? back->dout : call->dout, u->squared, false));
     CARRY_TRY(activate_backward(call, u, back->dshared));
     carry_tensor maps[CARRY_LM_EXPERTS_SLOTS] = {0};
     maps[CARRY_LM_EXPERTS_SHARED_GATE] = u->gate;
     maps[CARRY_LM_EXPERTS_SHARED_UP] = u->up;
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_EXPERTS_SHARED_UP_BIAS, u->up));
     CARRY_TRY(
         carry_lm_project_all_backward(call, carry_lm_experts_shared(u), call->dx, maps, (carry_tensor){0}, call->x));
     return scaled
@@ -76,11 +78,13 @@ carry_status carry_lm_experts_backward(const carry_lm_call *call) {
         CARRY_TRY(shared_backward(call));
     }
     if (latent) {
+        CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_EXPERTS_LATENT_OUT_BIAS, call->dout));
         CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_EXPERTS_LATENT_OUT, back->dsum, call->dout, r->sum, false));
     }
     CARRY_TRY(experts_backward(call, latent ? back->dsum : call->dout));
     if (latent) {
         CARRY_TRY(carry_combine_pairs(ctx, back->dlatent, absent, r->y, r->place, absent));
+        CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_EXPERTS_LATENT_IN_BIAS, back->dlatent));
         CARRY_TRY(
             carry_lm_project_backward(call, CARRY_LM_EXPERTS_LATENT_IN, call->dx, back->dlatent, call->x, shared));
     } else {

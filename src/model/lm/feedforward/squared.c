@@ -45,41 +45,29 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     ((squared_back *)back)->dsquared = carry_lm_take(pass, arena, pass->options.dtype, pass->lm->config.squared.width);
 }
 
-static carry_status add_bias(const carry_lm_call *call, int slot, carry_tensor y) {
-    const carry_tensor b = carry_lm_w(call, slot);
-    return b.data != NULL && y.data != NULL
-               ? carry_add_bias(call->pass->ctx, carry_slice(y, call->first, call->count), b)
-               : CARRY_OK;
-}
-
 static carry_status forward(const carry_lm_call *call) {
     carry_ctx *ctx = call->pass->ctx;
     const squared_rows *r = call->rows;
     const carry_tensor active = carry_slice(r->active, call->first, call->count);
     CARRY_TRY(carry_lm_project(call, UP, carry_slice(r->up, call->first, call->count),
                                carry_slice(call->x, call->first, call->count)));
-    CARRY_TRY(add_bias(call, UP_BIAS, r->up));
+    CARRY_TRY(carry_lm_add_bias(call, UP_BIAS, carry_slice(r->up, call->first, call->count)));
     CARRY_TRY(carry_activate(ctx, active, carry_slice(r->up, call->first, call->count), CARRY_RELU));
     CARRY_TRY(
         carry_elementwise(ctx, carry_slice(r->squared, call->first, call->count), active, active, CARRY_MULTIPLY));
     CARRY_TRY(carry_lm_project_out(call, DOWN, r->squared));
-    return add_bias(call, DOWN_BIAS, call->out);
-}
-
-static carry_status bias_backward(const carry_lm_call *call, int slot, carry_tensor dy) {
-    const carry_tensor db = carry_lm_dw(call, slot);
-    return db.data != NULL ? carry_add_bias_backward(call->pass->ctx, db, dy) : CARRY_OK;
+    return carry_lm_add_bias_out(call, DOWN_BIAS);
 }
 
 static carry_status backward(const carry_lm_call *call) {
     carry_ctx *ctx = call->pass->ctx;
     const squared_rows *r = call->rows;
     const squared_back *back = call->back;
-    CARRY_TRY(bias_backward(call, DOWN_BIAS, call->dout));
+    CARRY_TRY(carry_lm_add_bias_backward(call, DOWN_BIAS, call->dout));
     CARRY_TRY(carry_lm_project_backward(call, DOWN, back->dsquared, call->dout, r->squared, false));
     CARRY_TRY(carry_elementwise(ctx, r->up, back->dsquared, r->active, CARRY_MULTIPLY));
     CARRY_TRY(carry_elementwise(ctx, r->up, r->up, r->up, CARRY_ADD)); /* 2 relu(up) */
-    CARRY_TRY(bias_backward(call, UP_BIAS, r->up));
+    CARRY_TRY(carry_lm_add_bias_backward(call, UP_BIAS, r->up));
     return carry_lm_project_backward(call, UP, call->dx, r->up, call->x, false);
 }
 

@@ -438,6 +438,9 @@ static carry_status forward(const carry_lm_call *call) {
     CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_Q, gate ? r->both : r->q_in, call->x));
     CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_K, r->k_in, call->x));
     CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_V, r->v, call->x));
+    CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_ATTENTION_Q_BIAS, gate ? r->both : r->q_in));
+    CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_ATTENTION_K_BIAS, r->k_in));
+    CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_ATTENTION_V_BIAS, r->v));
     if (gate) {
         const carry_tensor both = carry_reshape_2d(r->both, heads, 2 * D);
         CARRY_TRY(carry_copy_columns(ctx, carry_reshape_2d(r->q_in, heads, D), 0, both, 0, D));
@@ -453,7 +456,8 @@ static carry_status forward(const carry_lm_call *call) {
         CARRY_TRY(carry_activate(ctx, r->open, r->gate, CARRY_SIGMOID));
         CARRY_TRY(carry_elementwise(ctx, r->y, r->o, r->open, CARRY_MULTIPLY));
     }
-    return carry_lm_project_out(call, CARRY_LM_ATTENTION_O, r->y);
+    CARRY_TRY(carry_lm_project_out(call, CARRY_LM_ATTENTION_O, r->y));
+    return carry_lm_add_bias_out(call, CARRY_LM_ATTENTION_O_BIAS);
 }
 
 const carry_lm_part carry_lm_mixer_attention = {

@@ -3,7 +3,7 @@
        q, k, v = proj x;  o = causal attention (q, k, v);  out = o_proj(o sigmoid(gate))
 
    Before attention, q and k are normalised and get rotary positions; the options (options.h) may leave out both. The
-   gate is optional too: q_proj has the gate of each head next to its q.
+   gate is optional too: q_proj has the gate of each head next to its q. All four maps may have a bias.
 
    Heads of q share heads of k and v. Documents of a packed row do not attend to each other, nor do sequences of a
    batch. The state of a sequence is its values and its keys, the latter with rotary positions applied. */
@@ -20,6 +20,10 @@ typedef enum carry_lm_attention_slot {
     CARRY_LM_ATTENTION_Q_NORM,
     CARRY_LM_ATTENTION_K_NORM,
     CARRY_LM_ATTENTION_O,
+    CARRY_LM_ATTENTION_Q_BIAS, /* of the four maps, in this order */
+    CARRY_LM_ATTENTION_K_BIAS,
+    CARRY_LM_ATTENTION_V_BIAS,
+    CARRY_LM_ATTENTION_O_BIAS,
     CARRY_LM_ATTENTION_SLOTS
 } carry_lm_attention_slot;
 

@@ -53,6 +53,7 @@ carry_status carry_lm_attention_backward(const carry_lm_call *call) {
     const bool gate = r->gate.data != NULL;
     carry_tensor dq_in = back->dq_in;
     carry_tensor dk_in = back->dk_in;
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_ATTENTION_O_BIAS, call->dout));
     CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_ATTENTION_O, back->dy, call->dout, r->y, false));
     if (gate) {
         CARRY_TRY(carry_elementwise(ctx, back->d_o, back->dy, r->open, CARRY_MULTIPLY));
@@ -68,6 +69,9 @@ carry_status carry_lm_attention_backward(const carry_lm_call *call) {
         CARRY_TRY(carry_copy_columns(ctx, both, D, carry_reshape_2d(back->dgate, heads, D), 0, D));
         dq_in = back->dboth;
     }
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_ATTENTION_Q_BIAS, dq_in));
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_ATTENTION_K_BIAS, dk_in));
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_ATTENTION_V_BIAS, back->dv));
     CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_ATTENTION_Q, call->dx, dq_in, call->x, false));
     CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_ATTENTION_K, call->dx, dk_in, call->x, true));
     return carry_lm_project_backward(call, CARRY_LM_ATTENTION_V, call->dx, back->dv, call->x, true);

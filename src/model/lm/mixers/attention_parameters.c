@@ -6,9 +6,10 @@
 
 #define CARRY_ATTENTION_MAX_DIM 256 /* carry/attention.h */
 
-const char *const carry_lm_attention_names[] = {"self_attn.q_proj.weight", "self_attn.k_proj.weight",
-                                                "self_attn.v_proj.weight", "self_attn.q_norm.weight",
-                                                "self_attn.k_norm.weight", "self_attn.o_proj.weight"};
+const char *const carry_lm_attention_names[] = {
+    "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.q_proj.bias",   "self_attn.k_proj.bias",
+    "self_attn.v_proj.bias",   "self_attn.o_proj.bias"};
 
 carry_status carry_lm_attention_check(carry_ctx *ctx, carry_lm_config *c) {
     carry_lm_attention_options *a = &c->attention;
@@ -38,6 +39,10 @@ carry_status carry_lm_attention_check(carry_ctx *ctx, carry_lm_config *c) {
     return CARRY_OK;
 }
 
+static carry_lm_parameter bias_of(const carry_lm_config *c, int64_t width) {
+    return (carry_lm_parameter){.rank = c->attention.bias ? 1 : 0, .shape = {width}, .start = CARRY_LM_ZEROS};
+}
+
 carry_lm_parameter carry_lm_attention_describe(const carry_lm_config *c, int slot) {
     const int64_t width = c->attention.heads * c->attention.head_dim;
     const int64_t key_width = c->attention.kv_heads * c->attention.head_dim;
@@ -59,6 +64,13 @@ carry_lm_parameter carry_lm_attention_describe(const carry_lm_config *c, int slo
         return norm;
     case CARRY_LM_ATTENTION_O:
         return carry_lm_matrix(c->hidden_size, width);
+    case CARRY_LM_ATTENTION_Q_BIAS:
+        return bias_of(c, c->attention.gate ? 2 * width : width);
+    case CARRY_LM_ATTENTION_K_BIAS:
+    case CARRY_LM_ATTENTION_V_BIAS:
+        return bias_of(c, key_width);
+    case CARRY_LM_ATTENTION_O_BIAS:
+        return bias_of(c, c->hidden_size);
     case CARRY_LM_ATTENTION_SLOTS:
         break;
     }

@@ -19,7 +19,10 @@ static const char *const names[CARRY_LM_LATENT_SLOTS] = {"self_attn.q_proj.weigh
                                                          "self_attn.kv_a_layernorm.weight",
                                                          "self_attn.kv_b_proj.weight",
                                                          "self_attn.o_proj.weight",
-                                                         "self_attn.g_proj.weight"};
+                                                         "self_attn.g_proj.weight",
+                                                         "self_attn.q_a_proj.bias",
+                                                         "self_attn.kv_a_proj_with_mqa.bias",
+                                                         "self_attn.o_proj.bias"};
 
 static carry_status check(carry_ctx *ctx, carry_lm_config *c) {
     carry_lm_latent_options *l = &c->latent;
@@ -50,6 +53,10 @@ static carry_lm_parameter norm_of(int64_t width) {
     return (carry_lm_parameter){.rank = 1, .shape = {width}, .decays = true, .start = CARRY_LM_ONES};
 }
 
+static carry_lm_parameter bias_of(bool there, int64_t width) {
+    return (carry_lm_parameter){.rank = there ? 1 : 0, .shape = {width}, .start = CARRY_LM_ZEROS};
+}
+
 static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
     const carry_lm_latent_options *l = &c->latent;
     const carry_lm_parameter none = {0};
@@ -74,6 +81,12 @@ static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
         return carry_lm_matrix(c->hidden_size, l->heads * l->value);
     case CARRY_LM_LATENT_GATE:
         return l->head_gate ? carry_lm_matrix(l->heads, c->hidden_size) : none;
+    case CARRY_LM_LATENT_Q_A_BIAS:
+        return bias_of(l->bias && low, l->query_rank);
+    case CARRY_LM_LATENT_KV_A_BIAS:
+        return bias_of(l->bias, l->rank + l->shared);
+    case CARRY_LM_LATENT_O_BIAS:
+        return bias_of(l->bias, c->hidden_size);
     case CARRY_LM_LATENT_SLOTS:
         break;
     }
@@ -193,6 +206,7 @@ static carry_status project(const carry_lm_call *call) {
     const carry_tensor absent = {0};
     if (l->query_rank > 0) {
         CARRY_TRY(carry_lm_project(call, CARRY_LM_LATENT_Q_A, r->q_low_in, call->x));
+        CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_LATENT_Q_A_BIAS, r->q_low_in));
         CARRY_TRY(carry_rms_norm(ctx, r->q_low, r->q_low_in, carry_lm_w(call, CARRY_LM_LATENT_Q_NORM), absent,
                                  CARRY_LM_LATENT_EPS));
         CARRY_TRY(carry_lm_project(call, CARRY_LM_LATENT_Q_B, r->q, r->q_low));
@@ -200,6 +214,7 @@ static carry_status project(const carry_lm_call *call) {
         CARRY_TRY(carry_lm_project(call, CARRY_LM_LATENT_Q, r->q, call->x));
     }
     CARRY_TRY(carry_lm_project(call, CARRY_LM_LATENT_KV_A, r->both, call->x));
+    CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_LATENT_KV_A_BIAS, r->both));
     CARRY_TRY(carry_copy_columns(ctx, r->c_in, 0, r->both, 0, l->rank));
     CARRY_TRY(
         carry_rms_norm(ctx, r->c, r->c_in, carry_lm_w(call, CARRY_LM_LATENT_KV_NORM), absent, CARRY_LM_LATENT_EPS));
@@ -239,12 +254,14 @@ static carry_status forward(const carry_lm_call *call) {
         CARRY_TRY(carry_copy_columns(ctx, r->y, h * l->value, r->value, 0, l->value));
     }
     if (!l->head_gate) {
-        return carry_lm_project_out(call, CARRY_LM_LATENT_O, r->y);
+        CARRY_TRY(carry_lm_project_out(call, CARRY_LM_LATENT_O, r->y));
+        return carry_lm_add_bias_out(call, CARRY_LM_LATENT_O_BIAS);
     }
     CARRY_TRY(carry_lm_project(call, CARRY_LM_LATENT_GATE, r->gate, call->x));
     CARRY_TRY(carry_row_gate(ctx, carry_lm_latent_by_head(call, r->opened), absent, carry_lm_latent_by_head(call, r->y),
                              carry_lm_latent_by_head(call, r->gate)));
-    return carry_lm_project_out(call, CARRY_LM_LATENT_O, r->opened);
+    CARRY_TRY(carry_lm_project_out(call, CARRY_LM_LATENT_O, r->opened));
+    return carry_lm_add_bias_out(call, CARRY_LM_LATENT_O_BIAS);
 }
 
 const carry_lm_part carry_lm_mixer_latent = {

@@ -25,6 +25,9 @@ typedef enum carry_lm_latent_slot {
     CARRY_LM_LATENT_KV_B,
     CARRY_LM_LATENT_O,
     CARRY_LM_LATENT_GATE,
+    CARRY_LM_LATENT_Q_A_BIAS,
+    CARRY_LM_LATENT_KV_A_BIAS,
+    CARRY_LM_LATENT_O_BIAS,
     CARRY_LM_LATENT_SLOTS
 } carry_lm_latent_slot;
 

@@ -72,6 +72,7 @@ static carry_status queries_backward(const carry_lm_call *call) {
     }
     CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_LATENT_Q_B, back->dq_low, back->dq, r->q_low, false));
     CARRY_TRY(norm_backward(call, CARRY_LM_LATENT_Q_NORM, back->dq_low_in, back->dq_low, r->q_low_in));
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_LATENT_Q_A_BIAS, back->dq_low_in));
     return carry_lm_project_backward(call, CARRY_LM_LATENT_Q_A, call->dx, back->dq_low_in, call->x, false);
 }
 
@@ -95,6 +96,7 @@ carry_status carry_lm_latent_backward(const carry_lm_call *call) {
     const carry_lm_latent_rows *r = call->rows;
     const carry_lm_latent_back *back = call->back;
     const carry_lm_attention_back *a = &back->attention;
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_LATENT_O_BIAS, call->dout));
     CARRY_TRY(output_backward(call));
     CARRY_TRY(values_backward(call));
     CARRY_TRY(carry_lm_attend_backward(call));
@@ -113,5 +115,6 @@ carry_status carry_lm_latent_backward(const carry_lm_call *call) {
     CARRY_TRY(queries_backward(call));
     CARRY_TRY(l->head_gate ? carry_lm_project_backward(call, CARRY_LM_LATENT_GATE, call->dx, back->dgate, call->x, true)
                            : CARRY_OK);
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_LATENT_KV_A_BIAS, back->dboth));
     return carry_lm_project_backward(call, CARRY_LM_LATENT_KV_A, call->dx, back->dboth, call->x, true);
 }

@@ -207,11 +207,6 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     back->dsum = back->dxbc;
 }
 
-static carry_status add_bias(const carry_lm_call *call, int slot, carry_tensor y) {
-    const carry_tensor b = carry_lm_w(call, slot);
-    return b.data != NULL ? carry_add_bias(call->pass->ctx, y, b) : CARRY_OK;
-}
-
 /* silu(conv(xbc) + bias). */
 static carry_status convolve(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
@@ -219,7 +214,7 @@ static carry_status convolve(const carry_lm_call *call) {
     const carry_lm_conv conv = {
         .y = r->sum, .x = r->xbc_in, .w = carry_lm_w(call, CARRY_LM_MAMBA_CONV), .activation = CARRY_NO_ACTIVATION};
     CARRY_TRY(carry_lm_convolve(call, &conv, 1));
-    CARRY_TRY(add_bias(call, CARRY_LM_MAMBA_CONV_BIAS, r->sum));
+    CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_MAMBA_CONV_BIAS, r->sum));
     return carry_activate(pass->ctx, r->xbc, r->sum, CARRY_SILU);
 }
 
@@ -293,7 +288,7 @@ static carry_status forward(const carry_lm_call *call) {
     const carry_tensor absent = {0};
     CARRY_TRY(carry_lm_project_all(call, slots, maps, absent, call->x));
     for (int i = 0; i < 3; i++) {
-        CARRY_TRY(add_bias(call, CARRY_LM_MAMBA_Z_BIAS + i, maps[i]));
+        CARRY_TRY(carry_lm_add_bias(call, CARRY_LM_MAMBA_Z_BIAS + i, maps[i]));
     }
     CARRY_TRY(convolve(call));
     CARRY_TRY(run(call));
@@ -304,8 +299,7 @@ static carry_status forward(const carry_lm_call *call) {
         CARRY_TRY(carry_gated_add_backward(ctx, r->out, absent, r->normed, absent, w));
     }
     CARRY_TRY(carry_lm_project_out(call, CARRY_LM_MAMBA_OUT, r->out));
-    const bool adds = call->out.data != NULL && call->count > 0;
-    return adds ? add_bias(call, CARRY_LM_MAMBA_OUT_BIAS, carry_slice(call->out, call->first, call->count)) : CARRY_OK;
+    return carry_lm_add_bias_out(call, CARRY_LM_MAMBA_OUT_BIAS);
 }
 
 const carry_lm_part carry_lm_mixer_mamba = {

@@ -5,11 +5,6 @@
 #include "model/lm/mixers/mamba.h"
 #include "ops/video.h"
 
-static carry_status bias_backward(const carry_lm_call *call, int slot, carry_tensor dy) {
-    const carry_tensor db = carry_lm_dw(call, slot);
-    return db.data != NULL ? carry_add_bias_backward(call->pass->ctx, db, dy) : CARRY_OK;
-}
-
 /* Computes the gradients of the norm's input and of its weight, from dout. */
 static carry_status norm_backward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
@@ -51,7 +46,7 @@ static carry_status convolve_backward(const carry_lm_call *call) {
     const carry_lm_mamba_rows *r = call->rows;
     const carry_lm_mamba_back *back = call->back;
     CARRY_TRY(carry_activate_backward(pass->ctx, back->dsum, back->dxbc, r->sum, CARRY_SILU));
-    CARRY_TRY(bias_backward(call, CARRY_LM_MAMBA_CONV_BIAS, back->dsum));
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_MAMBA_CONV_BIAS, back->dsum));
     return carry_conv_backward(pass->ctx,
                                &(carry_conv_backward_args){.dx = carry_lm_mamba_tokens(pass, back->dxbc_in),
                                                            .dw = carry_lm_dw(call, CARRY_LM_MAMBA_CONV),
@@ -70,14 +65,14 @@ carry_status carry_lm_mamba_backward(const carry_lm_call *call) {
     static const int slots[] = {CARRY_LM_MAMBA_Z, CARRY_LM_MAMBA_XBC, CARRY_LM_MAMBA_DT, -1};
     const carry_tensor maps[] = {
         [CARRY_LM_MAMBA_Z] = back->dz, [CARRY_LM_MAMBA_XBC] = back->dxbc_in, [CARRY_LM_MAMBA_DT] = back->ddt};
-    CARRY_TRY(bias_backward(call, CARRY_LM_MAMBA_OUT_BIAS, call->dout));
+    CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_MAMBA_OUT_BIAS, call->dout));
     CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_MAMBA_OUT, back->dout, call->dout, r->out, false));
     CARRY_TRY(norm_backward(call));
     CARRY_TRY(carry_swiglu_backward(pass->ctx, back->dz, back->dy, back->dgated, r->z, r->y));
     CARRY_TRY(ssm_backward(call));
     CARRY_TRY(convolve_backward(call));
     for (int i = 0; i < 3; i++) {
-        CARRY_TRY(bias_backward(call, CARRY_LM_MAMBA_Z_BIAS + i, maps[i]));
+        CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_MAMBA_Z_BIAS + i, maps[i]));
     }
     return carry_lm_project_all_backward(call, slots, call->dx, maps, (carry_tensor){0}, call->x);
 }
