@@ -491,6 +491,97 @@ static void test_a_full_folder_leaves_texts_right(void **state) {
     (void)signal(SIGXFSZ, SIG_DFL);
 }
 
+/* Every start continues from the newest turn of a conversation, in a folder that has too little space for all files. */
+static void test_a_full_folder_keeps_what_the_newest_turn_builds_on(void **state) {
+    (void)state;
+    static const size_t limits[] = {30000, 45000, 70000, 120000};
+    int32_t ids[CONTEXT];
+    uint64_t random = 53;
+    char path[CARRY_FILE_PATH];
+    bench b;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        open_bench(&b, true, false, &cached);
+        temporary(&b, path, "cache");
+        close_bench(&b);
+        const carry_prefix_options files = {.device_bytes = SIZE_MAX, .folder = path, .folder_bytes = limits[i]};
+        for (int64_t count = 200; count <= 1400; count += 100) {
+            open_bench(&b, true, false, &files);
+            for (int other = 1; other <= 2; other++) { /* prompts that are not asked again */
+                engine_text text = run(&b, ids + count / 100 + other, 300, 4, 0, false);
+                engine_text_free(&text);
+            }
+            engine_text text = run(&b, ids, count, 4, 0, false);
+            assert_text(&b, &text, ids, count);
+            assert_true(count == 200 || text.cached >= count - 100 - 2 * CARRY_PAGE_TOKENS);
+            engine_text_free(&text);
+            assert_int_equal(b.warnings, 0);
+            close_bench(&b);
+        }
+        open_bench(&b, true, false, &files);
+        assert_true(carry_scheduler_statistics(b.scheduler).cache.file_bytes <= limits[i]);
+        close_bench(&b);
+    }
+}
+
+/* Files are evicted by their last use, also if that was before the last start. */
+static void test_a_full_folder_keeps_what_was_used_last(void **state) {
+    (void)state;
+    int32_t ids[CONTEXT];
+    uint64_t random = 59;
+    char path[CARRY_FILE_PATH];
+    bench b;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    open_bench(&b, true, false, &cached);
+    temporary(&b, path, "cache");
+    close_bench(&b);
+    const carry_prefix_options files = {.device_bytes = SIZE_MAX, .folder = path, .folder_bytes = 26000};
+    const int order[] = {0, 1, 0, 2}; /* text 1 is evicted, not text 0 */
+    for (int i = 0; i < 4; i++) {
+        (void)usleep(20000); /* the times of files differ */
+        open_bench(&b, true, false, &files);
+        engine_text text = run(&b, ids + order[i], 300, 4, 0, false);
+        assert_int_equal(text.cached > 0, i == 2);
+        engine_text_free(&text);
+        close_bench(&b);
+    }
+    open_bench(&b, true, false, &files);
+    engine_text text = run(&b, ids, 300, 4, 0, false);
+    assert_true(text.cached > 0);
+    engine_text_free(&text);
+    close_bench(&b);
+}
+
+/* A killed process leaves an unfinished file, which the next start deletes if it is old. Files whose names are not
+   those of this model stay. */
+static void test_unfinished_files_are_deleted(void **state) {
+    (void)state;
+    int32_t ids[CONTEXT];
+    uint64_t random = 61;
+    char path[CARRY_FILE_PATH];
+    char command[4 * CARRY_FILE_PATH];
+    bench b;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    open_bench(&b, true, false, &cached);
+    temporary(&b, path, "cache");
+    close_bench(&b);
+    const carry_prefix_options files = {.device_bytes = SIZE_MAX, .folder = path, .folder_bytes = 1 << 20};
+    open_bench(&b, true, false, &files);
+    engine_text text = run(&b, ids, 200, 4, 0, false);
+    engine_text_free(&text);
+    close_bench(&b);
+    (void)snprintf(command, sizeof command,
+                   "cd %s && f=$(ls | head -n 1) && touch -d '2 hours ago' $f.abcdef notes.abcdef && touch $f.ghijkl",
+                   path);
+    assert_int_equal(system(command), 0);
+    open_bench(&b, true, false, &files);
+    close_bench(&b);
+    (void)snprintf(command, sizeof command,
+                   "cd %s && test -e notes.abcdef && ! ls | grep -q 'prefix.abcdef' && ls | grep -q 'prefix.ghijkl'",
+                   path);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_states_are_forked_rolled_back_and_continued),
@@ -504,6 +595,9 @@ int main(void) {
         cmocka_unit_test(test_a_damaged_file_loses_only_the_turns_after_it),
         cmocka_unit_test(test_folders_and_files_that_cannot_be_used_are_skipped),
         cmocka_unit_test(test_a_full_folder_leaves_texts_right),
+        cmocka_unit_test(test_a_full_folder_keeps_what_the_newest_turn_builds_on),
+        cmocka_unit_test(test_a_full_folder_keeps_what_was_used_last),
+        cmocka_unit_test(test_unfinished_files_are_deleted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
