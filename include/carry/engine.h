@@ -92,8 +92,9 @@ typedef struct carry_engine_event {
     carry_status status;
     const char *message; /* "" without a failure */
     int64_t prompt_tokens, cached_tokens, tokens;
-    double first_s, seconds;                 /* seconds from submission to the first token, and to the end */
-    uint64_t state;                          /* with `keep_state`: the state after prompt and text; 0: none */
+    double first_s, seconds; /* seconds from submission to the first token, and to the end */
+    uint64_t state; /* with `keep_state`: the state after prompt and text; 0: none, as for a request that failed or was
+                       cancelled before its whole prompt was read */
     int64_t drafted_tokens, accepted_tokens; /* guesses, and the accepted ones among them */
     int64_t stop;                            /* with CARRY_REASON_STOP: the index of the stop text */
 } carry_engine_event;

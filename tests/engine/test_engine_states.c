@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "core/file.h"
+#include "engine/scheduler_internal.h"
 #include "engine_support.h"
 
 #define SLOTS 24
@@ -491,6 +492,99 @@ static void test_a_full_folder_leaves_texts_right(void **state) {
     (void)signal(SIGXFSZ, SIG_DFL);
 }
 
+/* A request that is cancelled at any step leaves either a state that has read its prompt, and continues from it, or
+   none. The cache has only prefixes that were read. Half of the requests wait for another one to read their prompt. */
+static void test_cancelled_requests_keep_only_whole_states(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 8; variant++) {
+        int64_t kept = 0;
+        for (int steps = 0; steps < 16; steps++) {
+            bench b;
+            int32_t ids[CONTEXT];
+            uint64_t random = 67;
+            engine_text texts[2] = {0};
+            bool is_busy = true;
+            engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+            open_bench(&b, (variant & 1) != 0, (variant & 2) != 0, &cached);
+            for (int i = 0; i < 2; i++) {
+                const carry_sequence_options o = {.ids = ids,
+                                                  .count = 900,
+                                                  .tokens = (variant & 4) != 0 ? 0 : 6,
+                                                  .sampling = sampling,
+                                                  .logprobs = -1,
+                                                  .shares = (uint64_t)i,
+                                                  .keeps = true,
+                                                  .user = &texts[i]};
+                engine_add(b.scheduler, b.ctx, &b.runner->head.sizes, &o, (uint64_t)i + 1);
+            }
+            for (int i = 0; i < steps && is_busy; i++) {
+                assert_ok(b.ctx, carry_scheduler_step(b.scheduler, &is_busy));
+            }
+            for (uint64_t i = 2; i > 0; i--) { /* first the one that waits */
+                (void)carry_scheduler_cancel(b.scheduler, i);
+            }
+            engine_run(b.scheduler);
+            for (int i = 0; i < 2; i++) {
+                assert_true(texts[i].has_ended);
+                if (texts[i].state != 0) {
+                    int64_t length;
+                    assert_ok(b.ctx, carry_scheduler_state_length(b.scheduler, texts[i].state, &length));
+                    assert_in_range(length, 900, 900 + texts[i].count);
+                    const carry_kept *k = carry_scheduler_state(b.scheduler, texts[i].state);
+                    assert_true(k->track.length >= 900);
+                    memcpy(ids + 900, texts[i].ids, (size_t)texts[i].count * sizeof *ids);
+                    memcpy(ids + length, ids + 1800, 5 * sizeof *ids);
+                    engine_text more = run(&b, ids + 1800, 5, 10, texts[i].state, false);
+                    assert_text(&b, &more, ids, length + 5);
+                    engine_text_free(&more);
+                    kept++;
+                }
+                engine_text_free(&texts[i]);
+            }
+            engine_text more = run(&b, ids, 880, 10, 0, false);
+            assert_text(&b, &more, ids, 880);
+            engine_text_free(&more);
+            close_bench(&b);
+        }
+        assert_true(kept > 0);
+    }
+}
+
+/* Logits that are not numbers: the state is not kept, also if the request was cancelled in the same step. */
+static void test_states_of_failed_tokens_are_not_kept(void **state) {
+    (void)state;
+    for (int is_cancelled = 0; is_cancelled < 2; is_cancelled++) {
+        bench b;
+        int32_t ids[CONTEXT];
+        uint64_t random = 71;
+        bool is_busy = true;
+        engine_text text = {0};
+        engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+        open_bench(&b, true, true, &cached);
+        const carry_sequence_options o = {.ids = ids,
+                                          .count = 200,
+                                          .tokens = 20,
+                                          .sampling = {.temperature = 0.5, .top_p = 1.0, .seed = FAKE_FAULT | 3},
+                                          .logprobs = -1,
+                                          .keeps = true,
+                                          .user = &text};
+        engine_add(b.scheduler, b.ctx, &b.runner->head.sizes, &o, 1);
+        for (int after = 0; is_busy;) {
+            assert_ok(b.ctx, carry_scheduler_step(b.scheduler, &is_busy));
+            after += text.count == 3;
+            if (is_cancelled != 0 && after == 2) { /* the failing step is enqueued */
+                assert_true(carry_scheduler_cancel(b.scheduler, 1));
+            }
+        }
+        assert_int_equal(text.outcome, is_cancelled != 0 ? CARRY_OUTCOME_CANCELLED : CARRY_OUTCOME_FAILED);
+        assert_int_equal(text.state, 0);
+        assert_int_equal(text.count, 3);
+        assert_int_equal(carry_scheduler_statistics(b.scheduler).cache.snapshots, 0);
+        engine_text_free(&text);
+        close_bench(&b);
+    }
+}
+
 /* Every start continues from the newest turn of a conversation, in a folder that has too little space for all files. */
 static void test_a_full_folder_keeps_what_the_newest_turn_builds_on(void **state) {
     (void)state;
@@ -595,6 +689,8 @@ int main(void) {
         cmocka_unit_test(test_a_damaged_file_loses_only_the_turns_after_it),
         cmocka_unit_test(test_folders_and_files_that_cannot_be_used_are_skipped),
         cmocka_unit_test(test_a_full_folder_leaves_texts_right),
+        cmocka_unit_test(test_cancelled_requests_keep_only_whole_states),
+        cmocka_unit_test(test_states_of_failed_tokens_are_not_kept),
         cmocka_unit_test(test_a_full_folder_keeps_what_the_newest_turn_builds_on),
         cmocka_unit_test(test_a_full_folder_keeps_what_was_used_last),
         cmocka_unit_test(test_unfinished_files_are_deleted),
