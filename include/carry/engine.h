@@ -13,7 +13,9 @@
    in the same step can change the last bits of its logits (see same_bits).
 
    One thread drives an engine: it calls step, run, next and the functions for states. carry_engine_submit and
-   carry_engine_cancel may be called from other threads; for error messages, each thread passes its own context. */
+   carry_engine_cancel may be called from other threads; for error messages, each thread passes its own context. The
+   callbacks of requests may submit, cancel and use states; step, run, close and state_roll_back of the same engine are
+   refused in them (CARRY_EARGUMENT; close logs the message and does nothing). */
 #ifndef CARRY_ENGINE_PUBLIC_H
 #define CARRY_ENGINE_PUBLIC_H
 

@@ -193,8 +193,27 @@ static void free_inbox(carry_engine *e) {
     }
 }
 
+/* Begins a call that may call callbacks; refuses one from such a callback. */
+static carry_status begin_driving(carry_engine *e, const char *function) {
+    return !atomic_exchange(&e->is_driven, true)
+               ? CARRY_OK
+               : carry_fail(e->ctx, CARRY_EARGUMENT,
+                            "%s was called while a step of the same engine runs, as by its callbacks on_event and "
+                            "constrain: call it after the step has returned",
+                            function);
+}
+
+static carry_status end_driving(carry_engine *e, carry_status status) {
+    atomic_store(&e->is_driven, false);
+    return status;
+}
+
 void carry_engine_close(carry_engine *e) {
     if (e == NULL) {
+        return;
+    }
+    if (begin_driving(e, "carry_engine_close") != CARRY_OK) {
+        carry_log(e->ctx, CARRY_LOG_ERROR, "%s", carry_ctx_error(e->ctx));
         return;
     }
     e->is_closing = true;
@@ -260,8 +279,9 @@ static void take_inbox(carry_engine *e) {
 }
 
 carry_status carry_engine_step(carry_engine *e, bool *is_busy) {
+    CARRY_TRY(begin_driving(e, "carry_engine_step"));
     take_inbox(e);
-    CARRY_TRY(carry_scheduler_step(e->scheduler, is_busy));
+    CARRY_TRY(end_driving(e, carry_scheduler_step(e->scheduler, is_busy)));
     (void)pthread_mutex_lock(&e->lock);
     *is_busy = *is_busy || e->inbox != NULL;
     (void)pthread_mutex_unlock(&e->lock);
@@ -303,7 +323,8 @@ carry_status carry_engine_state_fork(carry_engine *e, uint64_t state, uint64_t *
 }
 
 carry_status carry_engine_state_roll_back(carry_engine *e, uint64_t state, int64_t tokens) {
-    return carry_scheduler_state_roll_back(e->scheduler, state, tokens);
+    CARRY_TRY(begin_driving(e, "carry_engine_state_roll_back")); /* it reads outstanding results */
+    return end_driving(e, carry_scheduler_state_roll_back(e->scheduler, state, tokens));
 }
 
 carry_status carry_engine_state_save(carry_engine *e, uint64_t state, const char *path) {

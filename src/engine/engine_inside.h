@@ -3,6 +3,7 @@
 #define CARRY_ENGINE_ENGINE_INSIDE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "carry/engine.h"
 #include "engine/model_folder.h"
@@ -58,6 +59,7 @@ struct carry_engine {
     size_t cancelled_count, cancelled_room;
     uint64_t next_id;
     int64_t unfinished; /* requests without an end */
+    atomic_bool is_driven; /* a step, or a function that may read results, is in progress */
     bool has_lock;
     bool is_closing; /* events are dropped */
 };
