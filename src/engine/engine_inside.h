@@ -58,7 +58,7 @@ struct carry_engine {
     uint64_t *cancelled;
     size_t cancelled_count, cancelled_room;
     uint64_t next_id;
-    int64_t unfinished; /* requests without an end */
+    int64_t unfinished;    /* requests without an end */
     atomic_bool is_driven; /* a step, or a function that may read results, is in progress */
     bool has_lock;
     bool is_closing; /* events are dropped */

@@ -258,6 +258,11 @@ static void bad_requests_are_refused_by_name(void **unused) {
     assert_refused(ctx, CARRY_EARGUMENT, "CARRY_INIT",
                    carry_engine_open(ctx, &engine, folder, &(carry_engine_options){.sequences = 2}));
     options.memory = 0;
+    for (int i = 0; i < 3; i++) {
+        carry_engine_options large = options;
+        *(i == 0 ? &large.sequences : i == 1 ? &large.context : &large.step_tokens) = INT64_MAX - 5;
+        assert_refused(ctx, CARRY_EARGUMENT, "at most 1073741824", carry_engine_open(ctx, &engine, folder, &large));
+    }
     assert_ok(ctx, carry_engine_open(ctx, &engine, folder, &options));
     int64_t ids[200];
     uint64_t id;
@@ -270,6 +275,9 @@ static void bad_requests_are_refused_by_name(void **unused) {
     ids[4] = carry_engine_vocabulary(engine);
     assert_refused(ctx, CARRY_ERANGE, "token 4 of the prompt", carry_engine_submit(ctx, engine, &r, &id));
     ids[4] = 1;
+    r.end_count = 1;
+    assert_refused(ctx, CARRY_EARGUMENT, "without end tokens", carry_engine_submit(ctx, engine, &r, &id));
+    r.end_count = 0;
     r.text = "a";
     assert_refused(ctx, CARRY_EARGUMENT, "ids or text", carry_engine_submit(ctx, engine, &r, &id));
     r.ids = NULL;

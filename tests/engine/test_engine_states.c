@@ -550,6 +550,36 @@ static void test_cancelled_requests_keep_only_whole_states(void **state) {
     }
 }
 
+/* Requests that go on from a state without a limit of tokens wait until their pages are free. */
+static void test_requests_without_a_limit_wait_for_pages(void **state) {
+    (void)state;
+    bench b;
+    int32_t ids[CONTEXT];
+    uint64_t random = 73;
+    engine_text texts[4] = {0};
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    open_bench(&b, true, false, &cached);
+    engine_text text = run(&b, ids, 100, 1, 0, true);
+    for (int i = 0; i < 4; i++) { /* of 33 of 120 pages each */
+        const carry_sequence_options o = {.ids = ids,
+                                          .count = 100,
+                                          .tokens = INT64_MAX,
+                                          .sampling = sampling,
+                                          .logprobs = -1,
+                                          .state = text.state,
+                                          .user = &texts[i]};
+        engine_add(b.scheduler, b.ctx, &b.runner->head.sizes, &o, (uint64_t)i + 2);
+    }
+    engine_run(b.scheduler);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(texts[i].outcome, CARRY_OUTCOME_CONTEXT);
+        assert_int_equal(texts[i].count, CONTEXT - 201);
+        engine_text_free(&texts[i]);
+    }
+    engine_text_free(&text);
+    close_bench(&b);
+}
+
 /* Logits that are not numbers: the state is not kept, also if the request was cancelled in the same step. */
 static void test_states_of_failed_tokens_are_not_kept(void **state) {
     (void)state;
@@ -690,6 +720,7 @@ int main(void) {
         cmocka_unit_test(test_folders_and_files_that_cannot_be_used_are_skipped),
         cmocka_unit_test(test_a_full_folder_leaves_texts_right),
         cmocka_unit_test(test_cancelled_requests_keep_only_whole_states),
+        cmocka_unit_test(test_requests_without_a_limit_wait_for_pages),
         cmocka_unit_test(test_states_of_failed_tokens_are_not_kept),
         cmocka_unit_test(test_a_full_folder_keeps_what_the_newest_turn_builds_on),
         cmocka_unit_test(test_a_full_folder_keeps_what_was_used_last),
