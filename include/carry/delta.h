@@ -17,8 +17,12 @@
 
    A chunk of C tokens is computed with matrix products (the WY form). Only differences of the cumulative gate, summed
    in double, that are <= 0 are exponentiated, so strong decay and no decay are both safe. A gate of -inf, or any g for
-   which e^g is 0 in f32, erases the state; its gradient is 0. Inputs are f32, bf16 or f16; states and sums are f32. For
-   a fixed plan, results depend neither on the number of threads nor on the rest of the batch. Calls allocate nothing.
+   which e^g is 0 in f32, erases the state; its gradient is 0. The error was checked with these gates: 0, -0.001 to -10,
+   -20, -50, -1000, -1e6 and -inf, alone and mixed, and bounded gates, -5 sigmoid(x). On the CPU with a gate a head,
+   every algorithm is within ten times the error of the recurrence in f32; on a GPU in bf16, o and the states are within
+   0.4 % and gradients within 0.9 % of a recurrence in f64 (root mean squares). No algorithm needs a bound of the gates
+   or uses one. Inputs are f32, bf16 or f16; states and sums are f32. For a fixed plan, results depend neither on the
+   number of threads nor on the rest of the batch. Calls allocate nothing.
 
    On a GPU (problem.device; sm_80 or later) all tensors, the workspace and the kept memory are on that device, except
    cu_seqlens, which is in CPU memory and is checked before anything runs. Calls enqueue their work on the context's

@@ -13,7 +13,9 @@
    in the same step can change the last bits of its logits (see same_bits).
 
    One thread drives an engine: it calls step, run, next and the functions for states. carry_engine_submit and
-   carry_engine_cancel may be called from other threads; for error messages, each thread passes its own context. */
+   carry_engine_cancel may be called from other threads; for error messages, each thread passes its own context. The
+   callbacks of requests may submit, cancel and use states; step, run, close and state_roll_back of the same engine are
+   refused in them (CARRY_EARGUMENT; close logs the message and does nothing). */
 #ifndef CARRY_ENGINE_PUBLIC_H
 #define CARRY_ENGINE_PUBLIC_H
 
@@ -92,8 +94,9 @@ typedef struct carry_engine_event {
     carry_status status;
     const char *message; /* "" without a failure */
     int64_t prompt_tokens, cached_tokens, tokens;
-    double first_s, seconds;                 /* seconds from submission to the first token, and to the end */
-    uint64_t state;                          /* with `keep_state`: the state after prompt and text; 0: none */
+    double first_s, seconds; /* seconds from submission to the first token, and to the end */
+    uint64_t state; /* with `keep_state`: the state after prompt and text; 0: none, as for a request that failed or was
+                       cancelled before its whole prompt was read */
     int64_t drafted_tokens, accepted_tokens; /* guesses, and the accepted ones among them */
     int64_t stop;                            /* with CARRY_REASON_STOP: the index of the stop text */
     int64_t text_before; /* of a token: bytes of the text before it, also those that are held back so far */

@@ -161,27 +161,22 @@ static void soften(const call *c, int64_t t, int64_t key, int64_t keys, float mi
     c->kernels->rows->softmax_backward(p + from, ds + from, minus, mean, end - from);
 }
 
-static bool sees_all(const call *c, int64_t query, int64_t queries, int64_t first, int64_t keys) {
-    int64_t from;
-    int64_t end;
-    int64_t unused;
-    carry_attention_span(&c->args->forward, query, &unused, &end);
-    carry_attention_span(&c->args->forward, query + queries - 1, &from, &unused);
-    return from <= first && end >= first + keys;
-}
-
 /* k as the right operand of dQ = dS K. dS of a key that a query does not see is zero, but zero times NaN is NaN, so NaN
    and infinity are replaced by zeros. Queries that see such a key get NaN through its dS, unless its score is
    -infinity: P and dS are then zero. */
 static const float *finite_keys(const call *c, const scratch *s, const float *k, int64_t keys) {
+    if (carry_all_finite(k, keys * c->D)) {
+        return k;
+    }
     for (int64_t i = 0; i < keys * c->D; i++) {
         s->finite[i] = isfinite(k[i]) ? k[i] : 0.0f;
     }
     return s->finite;
 }
 
-static void query_block(const call *c, const scratch *s, int64_t head, int64_t first, const float *k, const float *v,
-                        int64_t key, int64_t keys, float bias, float *dq) {
+/* finite: k as above. */
+static void query_block(const call *c, const scratch *s, int64_t head, int64_t first, const float *k,
+                        const float *finite, const float *v, int64_t key, int64_t keys, float bias, float *dq) {
     const carry_attention_args *f = &c->args->forward;
     const float *lse = (const float *)f->lse.data + head * c->T + first;
     const float *mean = c->mean + head * c->T + first;
@@ -196,10 +191,7 @@ static void query_block(const call *c, const scratch *s, int64_t head, int64_t f
     }
     product_added(c, keys, queries, s->p, true, d_o, s->dv);
     product_added(c, keys, queries, s->ds, true, s->q, s->dk);
-    if (f->causal && !sees_all(c, first, queries, key, keys) && !carry_all_finite(k, keys * c->D)) {
-        k = finite_keys(c, s, k, keys);
-    }
-    product_added(c, queries, keys, s->ds, false, k, dq + first * c->D);
+    product_added(c, queries, keys, s->ds, false, finite, dq + first * c->D);
 }
 
 /* Adds packed f32 rows to rows of a head in a tensor. `row` is scratch memory. */
@@ -229,12 +221,13 @@ static void key_block(const call *c, const scratch *s, int64_t head, int64_t fir
     const carry_attention_args *f = &c->args->forward;
     const float *k = carry_attention_load(c->kernels, &f->k, head, first, keys, s->k);
     const float *v = carry_attention_load(c->kernels, &f->v, head, first, keys, s->v);
+    const float *finite = finite_keys(c, s, k, keys);
     memset(s->dk, 0, (size_t)(keys * c->D) * sizeof *s->dk);
     memset(s->dv, 0, (size_t)(keys * c->D) * sizeof *s->dv);
     for (int64_t reader = 0; reader < c->H / c->HK; reader++) {
         for (int64_t t = 0; t < c->T; t += QUERIES) {
             if (is_seen(c, t, first, keys)) {
-                query_block(c, s, head * (c->H / c->HK) + reader, t, k, v, first, keys, bias,
+                query_block(c, s, head * (c->H / c->HK) + reader, t, k, finite, v, first, keys, bias,
                             dq + reader * c->groups * c->T * c->D);
             }
         }

@@ -22,8 +22,9 @@
 #define STEP_CPU 512
 #define STEP_GPU 4096
 #define QUEUE 1024
-#define CUT_FROM_GPU 2048 /* tokens: below it a second piece takes as long as the first, at 345,000 tokens/s */
-#define SNAPSHOTS 1024    /* maximum number of slots for snapshots */
+#define CUT_FROM_GPU 2048          /* tokens: below it a second piece takes as long as the first, at 345,000 tokens/s */
+#define SNAPSHOTS 1024             /* maximum number of slots for snapshots */
+#define LARGEST ((int64_t)1 << 30) /* of a number of sequences or tokens in the options: products with it fit */
 #define MEMORY_CPU ((size_t)4 << 30)
 #define CACHE_DIR_BYTES ((size_t)16 << 30)
 
@@ -45,11 +46,12 @@ static carry_status choose_sizes(carry_engine *e, const carry_engine_options *o,
     const carry_lm *lm = e->model.lm;
     const int64_t longest = lm->config.max_position_embeddings;
     size_t memory = o->memory;
-    if (o->sequences < 0 || o->context < 0 || o->step_tokens < 0 || o->queue < 0) {
+    if (o->sequences < 0 || o->context < 0 || o->step_tokens < 0 || o->queue < 0 || o->sequences > LARGEST ||
+        o->context > LARGEST || o->step_tokens > LARGEST) {
         return carry_fail(e->ctx, CARRY_EARGUMENT,
                           "sequences %" PRId64 ", context %" PRId64 ", step_tokens %" PRId64 ", queue %" PRId64
-                          ": expected 0 (the default) or more",
-                          o->sequences, o->context, o->step_tokens, o->queue);
+                          ": expected 0 (the default) or more, and at most %" PRId64,
+                          o->sequences, o->context, o->step_tokens, o->queue, LARGEST);
     }
     *sizes = (carry_runner_sizes){.sequences = o->sequences > 0 ? o->sequences : SEQUENCES};
     sizes->context = o->context > 0 ? o->context : longest > 0 && longest < CONTEXT ? longest : CONTEXT;
@@ -128,8 +130,12 @@ static carry_status make_engine(carry_ctx *ctx, carry_engine **made) {
     }
     (*made)->ctx = ctx;
     (*made)->model = (carry_model){.start = -1, .end = -1, .other_end = -1};
+    /* Waits are bounded also if the system's clock is set back. */
+    pthread_condattr_t monotonic;
     (*made)->has_lock =
-        pthread_mutex_init(&(*made)->lock, NULL) == 0 && pthread_cond_init(&(*made)->changed, NULL) == 0;
+        pthread_condattr_init(&monotonic) == 0 && pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) == 0 &&
+        pthread_mutex_init(&(*made)->lock, NULL) == 0 && pthread_cond_init(&(*made)->changed, &monotonic) == 0;
+    (void)pthread_condattr_destroy(&monotonic);
     return (*made)->has_lock ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a lock");
 }
 
@@ -193,8 +199,27 @@ static void free_inbox(carry_engine *e) {
     }
 }
 
+/* Begins a call that may call callbacks; refuses one from such a callback. */
+static carry_status begin_driving(carry_engine *e, const char *function) {
+    return !atomic_exchange(&e->is_driven, true)
+               ? CARRY_OK
+               : carry_fail(e->ctx, CARRY_EARGUMENT,
+                            "%s was called while a step of the same engine runs, as by its callbacks on_event and "
+                            "constrain: call it after the step has returned",
+                            function);
+}
+
+static carry_status end_driving(carry_engine *e, carry_status status) {
+    atomic_store(&e->is_driven, false);
+    return status;
+}
+
 void carry_engine_close(carry_engine *e) {
     if (e == NULL) {
+        return;
+    }
+    if (begin_driving(e, "carry_engine_close") != CARRY_OK) {
+        carry_log(e->ctx, CARRY_LOG_ERROR, "%s", carry_ctx_error(e->ctx));
         return;
     }
     e->is_closing = true;
@@ -260,8 +285,9 @@ static void take_inbox(carry_engine *e) {
 }
 
 carry_status carry_engine_step(carry_engine *e, bool *is_busy) {
+    CARRY_TRY(begin_driving(e, "carry_engine_step"));
     take_inbox(e);
-    CARRY_TRY(carry_scheduler_step(e->scheduler, is_busy));
+    CARRY_TRY(end_driving(e, carry_scheduler_step(e->scheduler, is_busy)));
     (void)pthread_mutex_lock(&e->lock);
     *is_busy = *is_busy || e->inbox != NULL;
     (void)pthread_mutex_unlock(&e->lock);
@@ -277,7 +303,7 @@ carry_status carry_engine_run(carry_engine *e) {
 
 bool carry_engine_wait(carry_engine *e, double seconds) {
     struct timespec until;
-    (void)clock_gettime(CLOCK_REALTIME, &until);
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
     const double bounded = seconds > 0.0 ? fmin(seconds, 1e6) : 0.0;
     const double whole = floor(bounded);
     until.tv_sec += (time_t)whole;
@@ -286,7 +312,7 @@ bool carry_engine_wait(carry_engine *e, double seconds) {
     until.tv_nsec %= 1000000000;
     (void)pthread_mutex_lock(&e->lock);
     int error = 0;
-    while (e->inbox == NULL && e->cancelled_count == 0 && error != ETIMEDOUT) {
+    while (e->inbox == NULL && e->cancelled_count == 0 && error == 0) { /* ETIMEDOUT */
         error = pthread_cond_timedwait(&e->changed, &e->lock, &until);
     }
     const bool has_work = e->inbox != NULL || e->cancelled_count > 0;
@@ -303,7 +329,8 @@ carry_status carry_engine_state_fork(carry_engine *e, uint64_t state, uint64_t *
 }
 
 carry_status carry_engine_state_roll_back(carry_engine *e, uint64_t state, int64_t tokens) {
-    return carry_scheduler_state_roll_back(e->scheduler, state, tokens);
+    CARRY_TRY(begin_driving(e, "carry_engine_state_roll_back")); /* it reads outstanding results */
+    return end_driving(e, carry_scheduler_state_roll_back(e->scheduler, state, tokens));
 }
 
 carry_status carry_engine_state_save(carry_engine *e, uint64_t state, const char *path) {

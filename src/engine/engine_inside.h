@@ -3,6 +3,7 @@
 #define CARRY_ENGINE_ENGINE_INSIDE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "carry/engine.h"
 #include "engine/model_folder.h"
@@ -57,7 +58,8 @@ struct carry_engine {
     uint64_t *cancelled;
     size_t cancelled_count, cancelled_room;
     uint64_t next_id;
-    int64_t unfinished; /* requests without an end */
+    int64_t unfinished;    /* requests without an end */
+    atomic_bool is_driven; /* a step, or a function that may read results, is in progress */
     bool has_lock;
     bool is_closing; /* events are dropped */
 };

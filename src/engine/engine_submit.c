@@ -99,6 +99,9 @@ static carry_status encode(carry_ctx *ctx, const carry_engine *e, const carry_en
 }
 
 static carry_status copy_ends(carry_ctx *ctx, const carry_engine *e, const carry_engine_request *r, int32_t **ends) {
+    if (r->end_count < 0 || (r->end_count > 0 && r->ends == NULL)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "end_count is %" PRId64 " without end tokens", r->end_count);
+    }
     *ends = malloc(((size_t)(r->end_count > 0 ? r->end_count : 0) + 1) * sizeof **ends);
     if (*ends == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a request");

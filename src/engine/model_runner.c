@@ -233,6 +233,7 @@ static carry_status run_call(carry_model_runner *r) {
     if (has_prompts || rows >= PACKED_ROWS) {
         CARRY_TRY(carry_lm_pack(r->lm, r->dtype, has_prompts ? rows : STEP_GAINS));
     }
+    r->head.has_begun = true;
     if (r->device == 0) {
         return carry_model_runner_enqueue(r);
     }
@@ -251,6 +252,7 @@ static carry_status run_call(carry_model_runner *r) {
 static carry_status step(carry_runner *runner, const carry_run *runs, int64_t count) {
     carry_model_runner *r = (carry_model_runner *)runner;
     CARRY_SPAN(r->head.ctx, "model", "step");
+    r->head.has_begun = false;
     if (r->waiting == CARRY_MODEL_RUNNER_PENDING) {
         return carry_fail(r->head.ctx, CARRY_EARGUMENT, "the results of %d steps were not read: read them first",
                           r->waiting);
@@ -260,6 +262,7 @@ static carry_status step(carry_runner *runner, const carry_run *runs, int64_t co
     if (r->scores) {
         CARRY_TRY(carry_model_runner_score(r, count));
     } else if (r->sampling != NULL) {
+        r->head.has_begun = true;
         CARRY_TRY(carry_model_runner_run_there(r, runs, count));
     } else {
         CARRY_TRY(run_call(r));
@@ -287,15 +290,13 @@ static carry_status results(carry_runner *runner, carry_run_result *to, int64_t 
                           "results of %" PRId64 " runs: the oldest step has %" PRId64 " that were not read", count,
                           r->waiting > 0 ? pending->count : 0);
     }
-    if (r->sampling != NULL) {
-        CARRY_TRY(carry_device_sampler_results(r->sampling, to, count));
-    }
+    const carry_status status = r->sampling != NULL ? carry_device_sampler_results(r->sampling, to, count) : CARRY_OK;
     for (int64_t i = 0; r->sampling == NULL && i < count; i++) {
         to[i] = pending->results[i];
     }
     r->oldest = (r->oldest + 1) % CARRY_MODEL_RUNNER_PENDING;
     r->waiting--;
-    return CARRY_OK;
+    return status;
 }
 
 /* With multi-token heads a state has more parts: it is the state of another model. */

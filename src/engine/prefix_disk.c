@@ -1,12 +1,14 @@
-/* Files of cached prefixes: their list, writing and deleting. prefix_load.c reads them. */
+/* Files of cached prefixes: their list, writing and deleting. prefix_load.c reads them, prefix_evict.c makes space. */
 #include "engine/prefix_disk_inside.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/context.h"
@@ -17,6 +19,8 @@
 #define BLOCK CARRY_PAGE_TOKENS
 #define SUFFIX ".prefix"
 #define NAME 80
+#define UNFINISHED 3600.0 /* seconds after which an unfinished file is deleted */
+#define HEADER 1536       /* bytes: at least the size of a file's header */
 
 static void name_of(char name[NAME], const carry_prefix_disk *d, uint64_t hash, int64_t length) {
     char model[CARRY_HASH_TEXT];
@@ -58,15 +62,34 @@ static bool add_entry(carry_prefix_disk *d, const carry_disk_entry *entry) {
     return true;
 }
 
+/* True for the name of a file of this model that is being written, or was when its process was killed: NAME.XXXXXX
+   (core/file.h). */
+static bool is_unfinished(const carry_prefix_disk *d, const char *name) {
+    carry_disk_entry entry;
+    char whole[NAME];
+    const size_t length = strlen(name);
+    if (length < 7 || length - 7 >= sizeof whole || name[length - 7] != '.') {
+        return false;
+    }
+    memcpy(whole, name, length - 7);
+    whole[length - 7] = '\0';
+    return parse_name(d, whole, &entry);
+}
+
 static void list_files(carry_ctx *ctx, carry_prefix_disk *d, DIR *folder) {
     for (const struct dirent *e = readdir(folder); e != NULL; e = readdir(folder)) {
         char path[CARRY_FILE_PATH];
         carry_disk_entry entry = {0};
         struct stat about;
+        if (is_unfinished(d, e->d_name) && carry_file_in(ctx, path, d->folder, e->d_name) == CARRY_OK &&
+            stat(path, &about) == 0 && S_ISREG(about.st_mode) && difftime(time(NULL), about.st_mtime) > UNFINISHED) {
+            (void)unlink(path);
+        }
         if (parse_name(d, e->d_name, &entry) && carry_file_in(ctx, path, d->folder, e->d_name) == CARRY_OK &&
             stat(path, &about) == 0 && S_ISREG(about.st_mode)) {
             entry.bytes = (size_t)about.st_size;
-            entry.used = (double)about.st_mtime;
+            entry.used = (double)about.st_mtim.tv_sec + 1e-9 * (double)about.st_mtim.tv_nsec;
+            entry.start = CARRY_DISK_UNREAD;
             (void)add_entry(d, &entry);
         }
     }
@@ -138,23 +161,29 @@ void carry_prefix_disk_forget(carry_prefix *p, const carry_prefix_node *node) {
     }
 }
 
-/* Deletes the least recently used files until `bytes` more fit. */
-static bool make_space(carry_prefix *p, size_t bytes) {
-    carry_prefix_disk *d = p->disk;
-    while (d->bytes + bytes > p->options.folder_bytes && d->count > 0) {
-        size_t oldest = 0;
-        for (size_t i = 1; i < d->count; i++) {
-            oldest = d->entries[i].used < d->entries[oldest].used ? i : oldest;
+void carry_prefix_disk_distrust(carry_prefix *p, const int32_t *ids, int64_t count) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < count && p->disk != NULL && p->disk->count > 0; i++) {
+        hash = carry_prefix_hash(hash, ids + i, 1);
+        carry_disk_entry *e = carry_prefix_disk_entry(p->disk, hash, i + 1);
+        if (e != NULL) {
+            carry_prefix_disk_delete(p, e);
         }
-        carry_prefix_disk_delete(p, &d->entries[oldest]);
     }
-    return d->bytes + bytes <= p->options.folder_bytes;
 }
 
-/* The nearest ancestor with a file, or the root. */
-static const carry_prefix_node *filed_ancestor(const carry_prefix *p, const carry_prefix_node *node) {
+void carry_prefix_disk_touch(carry_prefix *p, carry_disk_entry *e) {
+    char path[CARRY_FILE_PATH];
+    e->used = p->disk->newest += 1.0;
+    if (carry_prefix_disk_path(p, path, e->hash, e->length)) {
+        (void)utimensat(AT_FDCWD, path, NULL, 0);
+    }
+}
+
+/* The nearest ancestor with a file that can be read, or the root. */
+static const carry_prefix_node *filed_ancestor(carry_prefix *p, const carry_prefix_node *node) {
     const carry_prefix_node *n = node->parent;
-    while (n != &p->root && carry_prefix_disk_entry(p->disk, n->hash, n->length) == NULL) {
+    while (n != &p->root && !carry_prefix_disk_is_whole(p, n->hash, n->length)) {
         n = n->parent;
     }
     return n;
@@ -186,11 +215,11 @@ static bool gather(carry_prefix *p, const carry_prefix_node *node, int64_t start
     return node->slot != CARRY_POOL_NONE && r->ops->read_slot(r, slot, node->slot) == CARRY_OK;
 }
 
-static void write_image(carry_prefix *p, carry_prefix_node *node, const carry_state_image *image, size_t bytes) {
+static void write_image(carry_prefix *p, const carry_prefix_node *node, const carry_state_image *image) {
     char path[CARRY_FILE_PATH];
     struct stat about;
     carry_prefix_disk *d = p->disk;
-    if (!carry_prefix_disk_path(p, path, node->hash, node->length) || !make_space(p, bytes)) {
+    if (!carry_prefix_disk_path(p, path, node->hash, node->length)) {
         return;
     }
     if (carry_state_image_write(p->ctx, path, p->runner, image) != CARRY_OK || stat(path, &about) != 0) {
@@ -200,19 +229,29 @@ static void write_image(carry_prefix *p, carry_prefix_node *node, const carry_st
         return;
     }
     d->newest += 1.0;
-    if (!add_entry(
-            d, &(carry_disk_entry){
-                   .hash = node->hash, .length = node->length, .bytes = (size_t)about.st_size, .used = d->newest})) {
+    if (!add_entry(d, &(carry_disk_entry){.hash = node->hash,
+                                          .length = node->length,
+                                          .bytes = (size_t)about.st_size,
+                                          .used = d->newest,
+                                          .start = image->start,
+                                          .start_hash = image->start_hash})) {
         (void)unlink(path);
     }
     p->stats.file_snapshots = (int64_t)d->count;
     p->stats.file_bytes = d->bytes;
 }
 
-static void write_node(carry_prefix *p, carry_prefix_node *node) {
-    const carry_prefix_node *from = filed_ancestor(p, node);
+/* The size of a file with the tokens after `from`, with its header. */
+static size_t bytes_of(const carry_prefix *p, const carry_prefix_node *node, const carry_prefix_node *from,
+                       int64_t *pages) {
     const carry_runner_sizes *z = &p->runner->sizes;
-    const int64_t pages = z->page_bytes > 0 ? carry_prefix_page_of(node) + 1 - from->length / BLOCK : 0;
+    *pages = z->page_bytes > 0 ? carry_prefix_page_of(node) + 1 - from->length / BLOCK : 0;
+    return HEADER + (size_t)(node->length - from->length) * sizeof(int64_t) + (size_t)*pages * z->page_bytes +
+           z->slot_bytes;
+}
+
+static void write_from(carry_prefix *p, const carry_prefix_node *node, const carry_prefix_node *from, int64_t pages) {
+    const carry_runner_sizes *z = &p->runner->sizes;
     int64_t *ids = malloc((size_t)(node->length - from->length) * sizeof *ids);
     unsigned char *page = malloc((size_t)pages * z->page_bytes + 1);
     unsigned char *slot = malloc(z->slot_bytes + 1);
@@ -226,38 +265,68 @@ static void write_node(carry_prefix *p, carry_prefix_node *node) {
                                          .id_count = node->length - from->length,
                                          .slot = slot,
                                          .pages = page,
-                                         .page_count = pages},
-                    (size_t)pages * z->page_bytes + z->slot_bytes);
+                                         .page_count = pages});
     }
     free(ids);
     free(page);
     free(slot);
 }
 
-/* The first snapshot on the path to a node, including it, that has no file but should have one. */
-static carry_prefix_node *first_without_file(const carry_prefix *p, carry_prefix_node *node) {
-    carry_prefix_node *first = node;
-    for (carry_prefix_node *n = node->parent; n != &p->root; n = n->parent) {
-        if (n->tier != CARRY_TIER_NONE && !n->is_minor &&
-            carry_prefix_disk_entry(p->disk, n->hash, n->length) == NULL) {
+/* Writes the part after the nearest ancestor's file. If that does not fit beside the ancestor's chain, which has a
+   recurrent part in each file, the whole text can replace the chain: is_last allows that. */
+static void write_node(carry_prefix *p, const carry_prefix_node *node, bool is_last) {
+    const carry_prefix_node *from = filed_ancestor(p, node);
+    int64_t pages;
+    const size_t bytes = bytes_of(p, node, from, &pages);
+    if (carry_prefix_disk_make_space(p, bytes, from)) {
+        write_from(p, node, from, pages);
+    } else if (is_last && from != &p->root) {
+        const size_t whole = bytes_of(p, node, &p->root, &pages);
+        if (carry_prefix_disk_make_space(p, whole, &p->root)) {
+            write_from(p, node, &p->root, pages);
+        }
+    }
+}
+
+/* The first snapshot after the nearest ancestor with a file, up to and including the node, that should have a file. */
+static const carry_prefix_node *first_without_file(carry_prefix *p, const carry_prefix_node *node) {
+    const carry_prefix_node *from = filed_ancestor(p, node);
+    const carry_prefix_node *first = node;
+    for (const carry_prefix_node *n = node->parent; n != from; n = n->parent) {
+        if (n->tier != CARRY_TIER_NONE && !n->is_minor) {
             first = n;
         }
     }
     return first;
 }
 
+/* Deletes the file of a prefix if it cannot be read since a file that it builds on is missing. */
+static void delete_broken(carry_prefix *p, const carry_prefix_node *node) {
+    carry_disk_entry *e = carry_prefix_disk_entry(p->disk, node->hash, node->length);
+    if (e != NULL && !carry_prefix_disk_is_whole(p, node->hash, node->length)) {
+        carry_prefix_disk_delete(p, e);
+    }
+}
+
 /* Writes ancestors first: each file then has only the tokens after the one before it. */
 void carry_prefix_disk_write(carry_prefix *p, carry_prefix_node *node) {
     carry_prefix_disk *d = p->disk;
-    while (d != NULL && !d->is_read_only && carry_prefix_disk_entry(d, node->hash, node->length) == NULL) {
-        carry_prefix_node *next = first_without_file(p, node);
-        write_node(p, next);
-        if (carry_prefix_disk_entry(d, next->hash, next->length) == NULL) {
-            if (next == node) {
-                return; /* it does not fit */
-            }
-            write_node(p, node); /* the ancestor could not be written: write the node alone */
-            return;
+    if (d == NULL || d->is_read_only) {
+        return;
+    }
+    if (carry_prefix_disk_is_whole(p, node->hash, node->length)) {
+        carry_prefix_disk_touch(p, carry_prefix_disk_entry(d, node->hash, node->length));
+        return;
+    }
+    const carry_prefix_node *next = NULL;
+    while (next != node && !d->is_read_only) {
+        next = first_without_file(p, node);
+        delete_broken(p, next);
+        write_node(p, next, next == node);
+        if (next != node && carry_prefix_disk_entry(d, next->hash, next->length) == NULL) {
+            next = node; /* the ancestor could not be written: write the node alone */
+            delete_broken(p, node);
+            write_node(p, node, true);
         }
     }
 }

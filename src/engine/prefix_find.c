@@ -162,9 +162,9 @@ void carry_prefix_distrust(carry_prefix *p, const int32_t *ids, int64_t count) {
     for (;;) {
         carry_prefix_node *found = deepest_snapshot(p, follow(p, ids, count), ids, count);
         if (found == NULL) {
-            return;
+            break;
         }
-        carry_prefix_disk_forget(p, found);
         carry_prefix_drop_snapshot(p, found);
     }
+    carry_prefix_disk_distrust(p, ids, count);
 }

@@ -92,7 +92,7 @@ static bool open_file(chain *c, int64_t length) {
         return false;
     }
     c->file_count++;
-    e->used = p->disk->newest += 1.0;
+    carry_prefix_disk_touch(p, e);
     const carry_state_image *image = &f->image;
     bool fits = image->length == length && image->hash == f->hash && image->start_hash == c->hash[image->start] &&
                 image->id_count == image->length - image->start;

@@ -73,8 +73,8 @@ typedef struct carry_runner carry_runner;
    runner. */
 typedef struct carry_runner_ops {
     void (*close)(carry_runner *runner);
-    /* Enqueues a step. Pointers in `runs` are used only during the call. A failure before anything ran leaves all
-       states unchanged. */
+    /* Enqueues a step. Pointers in `runs` are used only during the call. On failure the states of the runs are
+       unchanged, unless has_begun is set. */
     carry_status (*step)(carry_runner *runner, const carry_run *runs, int64_t count);
     /* Gets the results of the oldest step whose results have not been read, in the order of its runs. Waits for it. */
     carry_status (*results)(carry_runner *runner, carry_run_result *results, int64_t count);
@@ -110,6 +110,7 @@ struct carry_runner {
     bool overlaps; /* steps run asynchronously: the next one should be enqueued before the results of the last are read.
                       False if a step is done when it returns (on the CPU) */
     bool reads_singly; /* a step reads prompts token by token, so a piece may end at any token */
+    bool has_begun;    /* the last step has begun to change the states of its runs */
 };
 
 #endif

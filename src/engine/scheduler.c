@@ -170,23 +170,23 @@ void carry_scheduler_cancel_all(carry_scheduler *s) {
     }
 }
 
-/* Handles the state at the end of a text: it is kept, or cached for the next turn of a conversation. */
+/* Handles the state at the end of a text: it is kept, or cached for the next turn of a conversation. A state that has
+   not read its whole prompt is neither; cached prefixes of the prompt are those of the tokens that were read. */
 static uint64_t leave_state(carry_scheduler *s, carry_sequence *q) {
     const carry_track *t = &q->track;
     if (t->slot == CARRY_POOL_NONE) {
         return 0;
     }
-    if (q->outcome == CARRY_OUTCOME_FAILED) {
-        if (!q->options.is_uncached && q->status == CARRY_ERANGE) {
-            carry_prefix_distrust(&s->prefix, t->ids, t->count < t->length ? t->count : t->length);
-        }
+    if (q->is_doubtful && !q->options.is_uncached) {
+        carry_prefix_distrust(&s->prefix, t->ids, t->count < t->length ? t->count : t->length);
+    }
+    if (q->is_doubtful || q->outcome == CARRY_OUTCOME_FAILED || t->length < q->prompt_end || t->count < t->length) {
         return 0;
     }
-    if (q->options.keeps && t->count >= t->length) {
+    if (q->options.keeps) {
         return carry_scheduler_keep(s, &q->track, q->prompt_end);
     }
-    if (!s->options.same_bits && !q->options.is_uncached && q->written > 0 && t->count >= t->length &&
-        t->length > q->cached) {
+    if (!s->options.same_bits && !q->options.is_uncached && q->written > 0 && t->length > q->cached) {
         (void)carry_prefix_insert(&s->prefix, t->ids, t->length, t->slot, t->pages, false);
     }
     return 0;
@@ -267,6 +267,7 @@ static void take_token(carry_scheduler *s, carry_sequence *q, const carry_run_re
 }
 
 static void take_result(carry_scheduler *s, carry_sequence *q, const carry_run_result *r) {
+    q->is_doubtful = q->is_doubtful || r->is_failed;
     if (q->phase != CARRY_PHASE_ENDED && r->is_failed) {
         char why[80];
         carry_runner_explain(s->runner, why, sizeof why);
@@ -302,6 +303,19 @@ static void take_drafts(carry_scheduler *s, carry_sequence *q, const carry_run_r
     carry_scheduler_drop_drafts(s, q);
 }
 
+/* Handles a step whose results cannot be read. Other sequences may have copied the states that it left (those with the
+   same prompt, and by cached prefixes), so all end. */
+static void fail_all(carry_scheduler *s, carry_status status) {
+    for (int64_t i = 0; i < s->active_count; i++) {
+        carry_sequence *q = s->active[i];
+        q->is_doubtful = true;
+        if (q->phase == CARRY_PHASE_ENDED && q->options.keeps && q->outcome == CARRY_OUTCOME_LENGTH) {
+            q->phase = CARRY_PHASE_WRITES; /* its prompt was read by this step, so it has not ended well */
+        }
+        carry_scheduler_fail(s, q, status);
+    }
+}
+
 /* Reads the results of the oldest step. */
 static void read_results(carry_scheduler *s) {
     carry_flight *f = &s->flights[s->flight_first];
@@ -310,6 +324,8 @@ static void read_results(carry_scheduler *s) {
     s->flight_count--;
     if (status == CARRY_OK) {
         carry_scheduler_learn(s, f);
+    } else {
+        fail_all(s, status);
     }
     for (int64_t i = 0; i < f->count; i++) {
         carry_sequence *q = f->sequences[i];
@@ -318,9 +334,7 @@ static void read_results(carry_scheduler *s) {
         }
         q->in_flight--;
         q->pending -= f->wants[i];
-        if (status != CARRY_OK) {
-            carry_scheduler_fail(s, q, status);
-        } else if (f->wants[i]) {
+        if (status == CARRY_OK && f->wants[i]) {
             take_result(s, q, &s->results[i]);
             take_drafts(s, q, &s->results[i]);
         }

@@ -149,8 +149,10 @@ void carry_scheduler_replace_reader(carry_scheduler *s, const carry_sequence *en
 static bool has_pages_for(const carry_scheduler *s, carry_sequence *q) {
     const carry_kept *kept = q->options.state != 0 ? carry_scheduler_state(s, q->options.state) : NULL;
     if (kept != NULL && s->runner->sizes.page_bytes > 0) {
-        const int64_t all = kept->track.count + q->track.count + q->options.tokens;
-        const int64_t most = all < s->runner->sizes.context ? all : s->runner->sizes.context;
+        const int64_t context = s->runner->sizes.context;
+        const int64_t before = kept->track.count + q->track.count; /* `tokens` may be the largest number */
+        const int64_t most =
+            before < context && q->options.tokens < context - before ? before + q->options.tokens : context;
         q->page_limit = (most + BLOCK - 1) / BLOCK + 1; /* counts shared pages too: the kept state may be dropped */
     }
     const int64_t moved = kept != NULL ? carry_scheduler_host_pages(s, kept) : 0;

@@ -227,9 +227,10 @@ static void advance(carry_scheduler *s, carry_sequence *q, int64_t count, bool w
     }
 }
 
-/* Handles a step that could not be enqueued: its prompts end, or its texts if it has no prompts. */
+/* Handles a step that could not be enqueued: its prompts end, or its texts if it has no prompts, or all if it may have
+   changed their states. */
 static void refuse(carry_scheduler *s, const carry_flight *f, carry_status status) {
-    for (int64_t i = f->prompt_tokens > 0 ? f->writers : 0; i < f->count; i++) {
+    for (int64_t i = f->prompt_tokens > 0 && !s->runner->has_begun ? f->writers : 0; i < f->count; i++) {
         carry_scheduler_fail(s, f->sequences[i], status);
     }
     for (int64_t i = 0; i < f->writers; i++) {

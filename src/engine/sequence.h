@@ -112,6 +112,9 @@ typedef struct carry_sequence {
     int32_t draft[CARRY_DRAFT_MOST], draft_slot[CARRY_DRAFT_MOST];
     int64_t found, draft_count; /* guesses that were found, and those that have slots */
     int64_t drafted, accepted;  /* total guesses, and accepted ones */
+    /* A step with it failed, or gave logits that are not numbers: its state is not kept, and what was cached on the way
+       to it is dropped. */
+    bool is_doubtful;
     carry_outcome outcome;
     carry_status status; /* status of a failure; message is its text */
     char message[256];

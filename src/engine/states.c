@@ -232,6 +232,7 @@ carry_status carry_scheduler_state_roll_back(carry_scheduler *s, uint64_t state,
     const int64_t count = k->track.count - tokens;
     if (count < k->track.length) {
         CARRY_TRY(carry_scheduler_drain(s));
+        CARRY_TRY(take_state(s, state, &k)); /* a callback may have dropped or moved it */
         CARRY_TRY(roll_back_fork(s, k, count));
         carry_track_drop_anchors(&s->pool, &k->track, count);
     }

@@ -22,6 +22,7 @@ typedef struct job {
     const carry_kernels *kernels;
     carry_tensor to, low, x, z; /* of momentum: u, -, m, g */
     double a, b;
+    uint32_t step;
     bool transposed;
 } job;
 
@@ -36,7 +37,7 @@ static float momentum_at(const carry_tensor *m, int64_t i) {
     return value;
 }
 
-static void put_momentum(const carry_tensor *m, int64_t i, float value, float slope) {
+static void put_momentum(const carry_tensor *m, int64_t i, float value, float slope, uint32_t step) {
     uint32_t bits;
     uint32_t change;
     if (m->dtype == CARRY_F32) {
@@ -45,7 +46,7 @@ static void put_momentum(const carry_tensor *m, int64_t i, float value, float sl
     }
     memcpy(&bits, &value, sizeof bits);
     memcpy(&change, &slope, sizeof change);
-    ((uint16_t *)m->data)[i] = carry_dither(bits, carry_dither_bits(i, bits, change, 0));
+    ((uint16_t *)m->data)[i] = carry_dither(bits, carry_dither_bits(i, bits, change, step));
 }
 
 static void momentum_range(void *argument, int64_t begin, int64_t end, int worker) {
@@ -58,14 +59,15 @@ static void momentum_range(void *argument, int64_t begin, int64_t end, int worke
     for (int64_t i = begin; i < end; i++) {
         const float slope = clip * g[i];
         const float m = momentum * momentum_at(&j->x, i) + slope;
-        put_momentum(&j->x, i, m, slope);
+        put_momentum(&j->x, i, m, slope, j->step);
         u[i] = slope + momentum * m;
     }
 }
 
 carry_status carry_cpu_muon_momentum(carry_ctx *ctx, carry_tensor u, carry_tensor m, carry_tensor g, carry_tensor clip,
-                                     double momentum) {
+                                     carry_tensor step, double momentum) {
     job j = {.to = u, .x = m, .z = g, .a = 1.0, .b = momentum};
+    j.step = carry_is_here(&step) ? (uint32_t) * (const float *)step.data : 0;
     j.a = carry_is_here(&clip) ? (double)*(const float *)clip.data : 1.0;
     if (isnan(j.a)) {
         for (int64_t i = 0; i < carry_tensor_count(&u); i++) {
@@ -181,13 +183,17 @@ static carry_status expect_turned(carry_ctx *ctx, const char *name, const carry_
 }
 
 carry_status carry_muon_momentum(carry_ctx *ctx, carry_tensor u, carry_tensor m, carry_tensor g, carry_tensor clip,
-                                 double momentum) {
+                                 carry_tensor step, double momentum) {
     CARRY_OPERATOR(ctx, operators, muon_momentum, &g)
     CARRY_TRY(carry_expect_f32(ctx, "g", &g, g.rank, g.shape, g.device));
     CARRY_TRY(carry_expect_moment(ctx, "m", &m, &g));
     CARRY_TRY(carry_expect_f32(ctx, "u", &u, g.rank, g.shape, g.device));
     CARRY_TRY(expect_one(ctx, "clip", &clip, 1, g.device));
-    return operators->muon_momentum(ctx, u, m, g, clip, momentum);
+    CARRY_TRY(expect_one(ctx, "step", &step, 1, g.device));
+    if (m.dtype == CARRY_BF16 && !carry_is_here(&step)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "step is absent: rounding m to bf16 needs it");
+    }
+    return operators->muon_momentum(ctx, u, m, g, clip, step, momentum);
 }
 
 carry_status carry_muon_normalise(carry_ctx *ctx, carry_tensor x, carry_tensor u, carry_tensor squares,

@@ -7,10 +7,10 @@
 #include "carry/tensor.h"
 
 /* m = momentum m + clip g, and then u = clip g + momentum m (Nesterov's): u, m, g have the same count; clip is [1] or
-   absent. m may also be bf16, rounded as in dither.h; u is computed from the unrounded m. If clip is NaN, m is
-   unchanged and u is 0. */
+   absent. m may also be bf16, rounded as in dither.h; u is computed from the unrounded m. step [1], absent only if m is
+   f32: the number of the step, for the rounding, below 2^24. If clip is NaN, m is unchanged and u is 0. */
 carry_status carry_muon_momentum(carry_ctx *ctx, carry_tensor u, carry_tensor m, carry_tensor g, carry_tensor clip,
-                                 double momentum);
+                                 carry_tensor step, double momentum);
 /* x = u / (sqrt(squares) + 1e-7): u [rows, columns], squares [1] f64; x has the same shape, or [columns, rows] if
    transposed, and is f32, bf16 or f16. */
 carry_status carry_muon_normalise(carry_ctx *ctx, carry_tensor x, carry_tensor u, carry_tensor squares,

@@ -107,7 +107,8 @@ extern "C" {
       (carry_ctx * ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low, carry_tensor g,              \
        const carry_adamw *options))                                                                                    \
     X(muon_momentum, "f32",                                                                                            \
-      (carry_ctx * ctx, carry_tensor u, carry_tensor m, carry_tensor g, carry_tensor clip, double momentum))           \
+      (carry_ctx * ctx, carry_tensor u, carry_tensor m, carry_tensor g, carry_tensor clip, carry_tensor step,          \
+       double momentum))                                                                                               \
     X(muon_normalise, CARRY_REAL,                                                                                      \
       (carry_ctx * ctx, carry_tensor x, carry_tensor u, carry_tensor squares, bool transposed))                        \
     X(blend, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor z, double a, double b))        \

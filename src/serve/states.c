@@ -112,8 +112,9 @@ static void finish_save(carry_lm_server *s, carry_serve_command *command) {
     carry_serve_refusal refusal = {0};
     carry_status status = CARRY_OK;
     if (w->state == 0) {
-        (void)carry_serve_refuse(&refusal, 500, "", "%s",
-                                 w->failure[0] != '\0' ? w->failure : "out of memory: the state to save");
+        const char *reason = w->reason == CARRY_REASON_CANCELLED ? "the request was cancelled before its text was read"
+                                                                 : "out of memory: the state to save";
+        (void)carry_serve_refuse(&refusal, 500, "", "%s", w->failure[0] != '\0' ? w->failure : reason);
     } else {
         (void)mkdir(s->states, 0700);
         status = carry_engine_state_save(s->engine, w->state, w->path);

@@ -83,14 +83,16 @@ static carry_status step_matrix(carry_muon *muon, int64_t rows, int64_t columns,
     carry_tensor x = matrix(muon->x, turns ? columns : rows, turns ? rows : columns);
     const carry_tensor low = carry_parameters_low(model, offset, count);
     CARRY_TRY(carry_muon_momentum(ctx, flat, carry_slice(m, offset, count),
-                                  carry_parameters_flat(model, model->gradients, offset, count), clip, muon->momentum));
+                                  carry_parameters_flat(model, model->gradients, offset, count), clip,
+                                  carry_slice(muon->rates, 2, 1), muon->momentum));
     CARRY_TRY(carry_sum_squares(ctx, muon->squares, flat, false, muon->workspace, muon->workspace_bytes));
     CARRY_TRY(carry_muon_normalise(ctx, x, u, muon->squares, turns));
     CARRY_TRY(iterate(muon, &x, matrix(muon->next, x.shape[0], x.shape[1])));
     const double scale = LIKE_ADAMW * sqrt((double)(turns ? rows : columns));
     return carry_muon_update(
         ctx, carry_reshape_2d(carry_parameters_flat(model, model->weights, offset, count), rows, columns),
-        low.data != NULL ? carry_reshape_2d(low, rows, columns) : low, x, muon->rates, clip, scale, turns);
+        low.data != NULL ? carry_reshape_2d(low, rows, columns) : low, x, carry_slice(muon->rates, 0, 2), clip, scale,
+        turns);
 }
 
 carry_status carry_muon_step(carry_muon *muon, carry_tensor m, carry_tensor clip) {

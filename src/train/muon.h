@@ -17,7 +17,7 @@
 #include "core/memory.h"
 #include "model/parameters.h"
 
-#define CARRY_MUON_RATES 2 /* rate, and rate times decay */
+#define CARRY_MUON_RATES 3 /* rate, rate times decay, and the low 24 bits of the step's number */
 
 typedef struct carry_muon {
     carry_ctx *ctx;

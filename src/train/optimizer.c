@@ -258,6 +258,7 @@ carry_status carry_optimizer_set(carry_optimizer *o, int64_t step, double rate) 
     if (o->options.momentum > 0.0) {
         row[CARRY_ADAMW_FACTORS] = (float)rate;
         row[CARRY_ADAMW_FACTORS + 1] = (float)(rate * o->options.decay);
+        row[CARRY_ADAMW_FACTORS + 2] = (float)(step & 0xFFFFFF); /* exact in f32, as AdamW's (carry_adam_factors) */
         CARRY_TRY(
             carry_copy(o->ctx, o->muon.rates, carry_view_1d(row + CARRY_ADAMW_FACTORS, CARRY_F32, CARRY_MUON_RATES)));
     }

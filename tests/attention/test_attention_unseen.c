@@ -156,7 +156,55 @@ static void queries_keep_their_bits_whatever_they_do_not_see(void **unused) {
     }
 }
 
+static bool is_finite(const float *x, int64_t count) {
+    bool all = true;
+    for (int64_t i = 0; i < count; i++) {
+        all = all && isfinite(x[i]);
+    }
+    return all;
+}
+
+/* A score of -infinity hides a key. Gradients are finite, also in blocks of which each query sees each key. */
+static void keys_with_a_score_of_minus_infinity_give_finite_gradients(void **unused) {
+    (void)unused;
+    enum { T = 300, D = 8 };
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    state = 3;
+    for (int causal = 0; causal < 2; causal++) {
+        problem p = {.q = numbers(ctx, CARRY_F32, T * D), .k = numbers(ctx, CARRY_F32, T * D)};
+        float *q = (float *)(void *)p.q;
+        float *k = (float *)(void *)p.k;
+        p.v = numbers(ctx, CARRY_F32, T * D);
+        p.d_o = numbers(ctx, CARRY_F32, T * D);
+        p.dk = numbers(ctx, CARRY_F32, T * D);
+        p.dv = numbers(ctx, CARRY_F32, T * D);
+        p.o[0] = numbers(ctx, CARRY_F32, T * D);
+        p.dq[0] = numbers(ctx, CARRY_F32, T * D);
+        p.lse[0] = (float *)(void *)numbers(ctx, CARRY_F32, T);
+        p.args = (carry_attention_args){.q = carry_view_3d(p.q, CARRY_F32, T, 1, D),
+                                        .k = carry_view_3d(p.k, CARRY_F32, T, 1, D),
+                                        .v = carry_view_3d(p.v, CARRY_F32, T, 1, D),
+                                        .o = carry_view_3d(p.o[0], CARRY_F32, T, 1, D),
+                                        .lse = carry_view_2d(p.lse[0], CARRY_F32, 1, T),
+                                        .causal = causal != 0};
+        for (int64_t t = 0; t < T; t++) {
+            q[t * D + 5] = fabsf(q[t * D + 5]) + 0.1f;
+        }
+        for (int64_t key = 3; key < T; key += 97) {
+            k[key * D + 5] = -INFINITY;
+        }
+        run(ctx, &p, 0);
+        assert_true(is_finite((const float *)(const void *)p.o[0], T * D));
+        assert_true(is_finite((const float *)(const void *)p.dq[0], T * D));
+        assert_true(is_finite((const float *)(const void *)p.dk, T * D));
+        assert_true(is_finite((const float *)(const void *)p.dv, T * D));
+        drop(&p);
+    }
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(queries_keep_their_bits_whatever_they_do_not_see)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(keys_with_a_score_of_minus_infinity_give_finite_gradients),
+                                       cmocka_unit_test(queries_keep_their_bits_whatever_they_do_not_see)};
     return cmocka_run_group_tests_name("attention/unseen", tests, NULL, NULL);
 }

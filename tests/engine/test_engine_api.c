@@ -258,6 +258,11 @@ static void bad_requests_are_refused_by_name(void **unused) {
     assert_refused(ctx, CARRY_EARGUMENT, "CARRY_INIT",
                    carry_engine_open(ctx, &engine, folder, &(carry_engine_options){.sequences = 2}));
     options.memory = 0;
+    for (int i = 0; i < 3; i++) {
+        carry_engine_options large = options;
+        *(i == 0 ? &large.sequences : i == 1 ? &large.context : &large.step_tokens) = INT64_MAX - 5;
+        assert_refused(ctx, CARRY_EARGUMENT, "at most 1073741824", carry_engine_open(ctx, &engine, folder, &large));
+    }
     assert_ok(ctx, carry_engine_open(ctx, &engine, folder, &options));
     int64_t ids[200];
     uint64_t id;
@@ -270,6 +275,9 @@ static void bad_requests_are_refused_by_name(void **unused) {
     ids[4] = carry_engine_vocabulary(engine);
     assert_refused(ctx, CARRY_ERANGE, "token 4 of the prompt", carry_engine_submit(ctx, engine, &r, &id));
     ids[4] = 1;
+    r.end_count = 1;
+    assert_refused(ctx, CARRY_EARGUMENT, "without end tokens", carry_engine_submit(ctx, engine, &r, &id));
+    r.end_count = 0;
     r.text = "a";
     assert_refused(ctx, CARRY_EARGUMENT, "ids or text", carry_engine_submit(ctx, engine, &r, &id));
     r.ids = NULL;
@@ -294,6 +302,86 @@ static void bad_requests_are_refused_by_name(void **unused) {
     assert_ok(ctx, carry_engine_submit(ctx, engine, &r, &id));
     carry_engine_close(engine); /* with a request under way */
     carry_ctx_free(ctx);
+}
+
+typedef struct inside {
+    carry_ctx *ctx;
+    carry_engine *engine;
+    uint64_t kept, made; /* states: one made before, and a fork of it */
+    int tokens, constrained, ends, errors;
+} inside;
+
+static void count_errors(void *user, carry_log_level level, const char *line) {
+    ((inside *)user)->errors += level == CARRY_LOG_ERROR && strstr(line, "carry_engine_close was called") != NULL;
+}
+
+static void drive_inside(inside *in) {
+    bool is_busy = false;
+    const char *message = "call it after the step has returned";
+    assert_refused(in->ctx, CARRY_EARGUMENT, message, carry_engine_step(in->engine, &is_busy));
+    assert_refused(in->ctx, CARRY_EARGUMENT, message, carry_engine_run(in->engine));
+    assert_refused(in->ctx, CARRY_EARGUMENT, message, carry_engine_state_roll_back(in->engine, in->kept, 1));
+    carry_engine_close(in->engine);
+}
+
+static bool on_event_inside(void *user, const carry_engine_event *event) {
+    inside *in = user;
+    drive_inside(in);
+    in->tokens += event->token >= 0;
+    in->ends += event->token < 0;
+    if (event->token < 0) { /* states and requests can be used */
+        int64_t ids[] = {1, 2};
+        uint64_t id;
+        const carry_engine_request r = request_of(ids, 2, NULL);
+        assert_ok(in->ctx, carry_engine_state_fork(in->engine, in->kept, &in->made));
+        assert_ok(in->ctx, carry_engine_state_drop(in->engine, in->kept));
+        assert_ok(in->ctx, carry_engine_submit(in->ctx, in->engine, &r, &id));
+        carry_engine_cancel(in->engine, id);
+    }
+    return true;
+}
+
+static bool constrain_inside(void *user, int64_t last, uint32_t *allowed) {
+    (void)last;
+    (void)allowed;
+    ((inside *)user)->constrained++;
+    drive_inside(user);
+    return true;
+}
+
+/* A callback that drives its own engine is refused; the request ends as without it. */
+static void callbacks_cannot_drive_their_engine(void **unused) {
+    (void)unused;
+    inside in = {0};
+    assert_int_equal(carry_ctx_new(&in.ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1,
+                                                                 .log = count_errors, .log_user = &in}),
+                     CARRY_OK);
+    save_model(in.ctx, hybrid(0));
+    assert_ok(in.ctx, carry_engine_open(in.ctx, &in.engine, folder,
+                                        &(carry_engine_options){CARRY_INIT(carry_engine_options), .sequences = 2,
+                                                                .context = 200, .memory = (size_t)16 << 20}));
+    int64_t ids[50];
+    uint64_t id;
+    answer alone = {0};
+    fill_ids(ids, 50, carry_engine_vocabulary(in.engine), 3);
+    carry_engine_request r = request_of(ids, 50, &alone);
+    r.keep_state = true;
+    assert_ok(in.ctx, carry_engine_submit(in.ctx, in.engine, &r, &id));
+    run(in.ctx, in.engine);
+    in.kept = alone.state;
+    r = request_of(ids, 50, NULL);
+    r.on_event = on_event_inside;
+    r.constrain = constrain_inside;
+    r.user = r.constraint = &in;
+    assert_ok(in.ctx, carry_engine_submit(in.ctx, in.engine, &r, &id));
+    assert_ok(in.ctx, carry_engine_run(in.engine));
+    assert_int_equal(in.tokens, TOKENS);
+    assert_int_equal(in.ends, 1);
+    assert_int_equal(in.constrained, TOKENS);
+    assert_int_equal(in.errors, 2 * TOKENS + 1);
+    assert_ok(in.ctx, carry_engine_state_roll_back(in.engine, in.made, 1)); /* outside it works */
+    carry_engine_close(in.engine);
+    carry_ctx_free(in.ctx);
 }
 
 typedef struct client {
@@ -417,6 +505,7 @@ int main(void) {
         cmocka_unit_test(states_are_objects),
         cmocka_unit_test(texts_are_decoded_and_stopped),
         cmocka_unit_test(bad_requests_are_refused_by_name),
+        cmocka_unit_test(callbacks_cannot_drive_their_engine),
         cmocka_unit_test(threads_submit_and_cancel),
         cmocka_unit_test(many_requests_are_answered_as_alone),
     };

@@ -138,6 +138,75 @@ static void test_failed_steps_of_the_reader_leave_the_others(void **state) {
     }
 }
 
+/* A step leaves wrong states and fails when its results are read; by then others have copied these states. */
+static void test_states_of_failed_results_are_not_used(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 8; variant++) {
+        for (int64_t step = 0; step < 10; step++) {
+            bench b;
+            bool is_busy = true;
+            open_bench(&b, variant);
+            b.runner->bad_step = step;
+            for (int i = 0; i < 3; i++) {
+                submit(&b, i, 1500, i > 0 ? 1 : 0);
+            }
+            for (int i = 0; i < 8 && is_busy; i++) {
+                assert_int_equal(carry_scheduler_step(b.scheduler, &is_busy), CARRY_OK);
+            }
+            submit(&b, 3, 1480, 0); /* finds cached prefixes */
+            for (int i = 0; i < 3; i++) {
+                assert_int_equal(carry_scheduler_step(b.scheduler, &is_busy), CARRY_OK);
+            }
+            submit(&b, 4, 1500, 0);
+            engine_run(b.scheduler);
+            submit(&b, 5, 1500, 0);
+            engine_run(b.scheduler);
+            for (int i = 0; i < CHOICES; i++) {
+                int32_t expected[20];
+                const carry_sampling sampling = sampling_of(i);
+                engine_expected(b.ids, i == 3 ? 1480 : 1500, &sampling, 0, (variant & 1) != 0, expected, 20);
+                assert_true(b.texts[i].has_ended);
+                assert_memory_equal(b.texts[i].ids, expected, (size_t)b.texts[i].count * sizeof *expected);
+                assert_true(b.texts[i].count == 20 || strstr(b.texts[i].message, "injected") != NULL);
+            }
+            assert_text(&b, 5, 1500);
+            close_bench(&b);
+        }
+    }
+}
+
+/* A step that fails after it has begun ends all its requests; texts beside a prompt too. */
+static void test_states_of_steps_that_fail_midway_are_not_used(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 8; variant++) {
+        for (int64_t step = 0; step < 20; step++) {
+            bench b;
+            bool is_busy;
+            open_bench(&b, variant);
+            b.runner->fail_step = step;
+            b.runner->fails_midway = true;
+            submit(&b, 0, 100, 0);
+            for (int i = 0; i < 3; i++) {
+                assert_int_equal(carry_scheduler_step(b.scheduler, &is_busy), CARRY_OK);
+            }
+            submit(&b, 1, 1500, 0);
+            submit(&b, 2, 1500, 2);
+            engine_run(b.scheduler);
+            submit(&b, 3, 1500, 0);
+            engine_run(b.scheduler);
+            for (int i = 0; i < 3; i++) {
+                int32_t expected[20];
+                const carry_sampling sampling = sampling_of(i);
+                engine_expected(b.ids, i == 0 ? 100 : 1500, &sampling, 0, (variant & 1) != 0, expected, 20);
+                assert_true(b.texts[i].has_ended);
+                assert_memory_equal(b.texts[i].ids, expected, (size_t)b.texts[i].count * sizeof *expected);
+            }
+            assert_text(&b, 3, 1500);
+            close_bench(&b);
+        }
+    }
+}
+
 static void test_other_prompts_are_not_shared(void **state) {
     (void)state;
     bench b;
@@ -159,6 +228,8 @@ int main(void) {
         cmocka_unit_test(test_a_shared_prompt_is_read_once),
         cmocka_unit_test(test_the_end_of_the_reader_leaves_the_others),
         cmocka_unit_test(test_failed_steps_of_the_reader_leave_the_others),
+        cmocka_unit_test(test_states_of_failed_results_are_not_used),
+        cmocka_unit_test(test_states_of_steps_that_fail_midway_are_not_used),
         cmocka_unit_test(test_other_prompts_are_not_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "core/file.h"
+#include "engine/scheduler_internal.h"
 #include "engine_support.h"
 
 #define SLOTS 24
@@ -491,6 +492,220 @@ static void test_a_full_folder_leaves_texts_right(void **state) {
     (void)signal(SIGXFSZ, SIG_DFL);
 }
 
+/* A request that is cancelled at any step leaves either a state that has read its prompt, and continues from it, or
+   none. The cache has only prefixes that were read. Half of the requests wait for another one to read their prompt. */
+static void test_cancelled_requests_keep_only_whole_states(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 8; variant++) {
+        int64_t kept = 0;
+        for (int steps = 0; steps < 16; steps++) {
+            bench b;
+            int32_t ids[CONTEXT];
+            uint64_t random = 67;
+            engine_text texts[2] = {0};
+            bool is_busy = true;
+            engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+            open_bench(&b, (variant & 1) != 0, (variant & 2) != 0, &cached);
+            for (int i = 0; i < 2; i++) {
+                const carry_sequence_options o = {.ids = ids,
+                                                  .count = 900,
+                                                  .tokens = (variant & 4) != 0 ? 0 : 6,
+                                                  .sampling = sampling,
+                                                  .logprobs = -1,
+                                                  .shares = (uint64_t)i,
+                                                  .keeps = true,
+                                                  .user = &texts[i]};
+                engine_add(b.scheduler, b.ctx, &b.runner->head.sizes, &o, (uint64_t)i + 1);
+            }
+            for (int i = 0; i < steps && is_busy; i++) {
+                assert_ok(b.ctx, carry_scheduler_step(b.scheduler, &is_busy));
+            }
+            for (uint64_t i = 2; i > 0; i--) { /* first the one that waits */
+                (void)carry_scheduler_cancel(b.scheduler, i);
+            }
+            engine_run(b.scheduler);
+            for (int i = 0; i < 2; i++) {
+                assert_true(texts[i].has_ended);
+                if (texts[i].state != 0) {
+                    int64_t length;
+                    assert_ok(b.ctx, carry_scheduler_state_length(b.scheduler, texts[i].state, &length));
+                    assert_in_range(length, 900, 900 + texts[i].count);
+                    const carry_kept *k = carry_scheduler_state(b.scheduler, texts[i].state);
+                    assert_true(k->track.length >= 900);
+                    memcpy(ids + 900, texts[i].ids, (size_t)texts[i].count * sizeof *ids);
+                    memcpy(ids + length, ids + 1800, 5 * sizeof *ids);
+                    engine_text more = run(&b, ids + 1800, 5, 10, texts[i].state, false);
+                    assert_text(&b, &more, ids, length + 5);
+                    engine_text_free(&more);
+                    kept++;
+                }
+                engine_text_free(&texts[i]);
+            }
+            engine_text more = run(&b, ids, 880, 10, 0, false);
+            assert_text(&b, &more, ids, 880);
+            engine_text_free(&more);
+            close_bench(&b);
+        }
+        assert_true(kept > 0);
+    }
+}
+
+/* Requests that go on from a state without a limit of tokens wait until their pages are free. */
+static void test_requests_without_a_limit_wait_for_pages(void **state) {
+    (void)state;
+    bench b;
+    int32_t ids[CONTEXT];
+    uint64_t random = 73;
+    engine_text texts[4] = {0};
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    open_bench(&b, true, false, &cached);
+    engine_text text = run(&b, ids, 100, 1, 0, true);
+    for (int i = 0; i < 4; i++) { /* of 33 of 120 pages each */
+        const carry_sequence_options o = {.ids = ids,
+                                          .count = 100,
+                                          .tokens = INT64_MAX,
+                                          .sampling = sampling,
+                                          .logprobs = -1,
+                                          .state = text.state,
+                                          .user = &texts[i]};
+        engine_add(b.scheduler, b.ctx, &b.runner->head.sizes, &o, (uint64_t)i + 2);
+    }
+    engine_run(b.scheduler);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(texts[i].outcome, CARRY_OUTCOME_CONTEXT);
+        assert_int_equal(texts[i].count, CONTEXT - 201);
+        engine_text_free(&texts[i]);
+    }
+    engine_text_free(&text);
+    close_bench(&b);
+}
+
+/* Logits that are not numbers: the state is not kept, also if the request was cancelled in the same step. */
+static void test_states_of_failed_tokens_are_not_kept(void **state) {
+    (void)state;
+    for (int is_cancelled = 0; is_cancelled < 2; is_cancelled++) {
+        bench b;
+        int32_t ids[CONTEXT];
+        uint64_t random = 71;
+        bool is_busy = true;
+        engine_text text = {0};
+        engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+        open_bench(&b, true, true, &cached);
+        const carry_sequence_options o = {.ids = ids,
+                                          .count = 200,
+                                          .tokens = 20,
+                                          .sampling = {.temperature = 0.5, .top_p = 1.0, .seed = FAKE_FAULT | 3},
+                                          .logprobs = -1,
+                                          .keeps = true,
+                                          .user = &text};
+        engine_add(b.scheduler, b.ctx, &b.runner->head.sizes, &o, 1);
+        for (int after = 0; is_busy;) {
+            assert_ok(b.ctx, carry_scheduler_step(b.scheduler, &is_busy));
+            after += text.count == 3;
+            if (is_cancelled != 0 && after == 2) { /* the failing step is enqueued */
+                assert_true(carry_scheduler_cancel(b.scheduler, 1));
+            }
+        }
+        assert_int_equal(text.outcome, is_cancelled != 0 ? CARRY_OUTCOME_CANCELLED : CARRY_OUTCOME_FAILED);
+        assert_int_equal(text.state, 0);
+        assert_int_equal(text.count, 3);
+        assert_int_equal(carry_scheduler_statistics(b.scheduler).cache.snapshots, 0);
+        engine_text_free(&text);
+        close_bench(&b);
+    }
+}
+
+/* Every start continues from the newest turn of a conversation, in a folder that has too little space for all files. */
+static void test_a_full_folder_keeps_what_the_newest_turn_builds_on(void **state) {
+    (void)state;
+    static const size_t limits[] = {30000, 45000, 70000, 120000};
+    int32_t ids[CONTEXT];
+    uint64_t random = 53;
+    char path[CARRY_FILE_PATH];
+    bench b;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        open_bench(&b, true, false, &cached);
+        temporary(&b, path, "cache");
+        close_bench(&b);
+        const carry_prefix_options files = {.device_bytes = SIZE_MAX, .folder = path, .folder_bytes = limits[i]};
+        for (int64_t count = 200; count <= 1400; count += 100) {
+            open_bench(&b, true, false, &files);
+            for (int other = 1; other <= 2; other++) { /* prompts that are not asked again */
+                engine_text text = run(&b, ids + count / 100 + other, 300, 4, 0, false);
+                engine_text_free(&text);
+            }
+            engine_text text = run(&b, ids, count, 4, 0, false);
+            assert_text(&b, &text, ids, count);
+            assert_true(count == 200 || text.cached >= count - 100 - 2 * CARRY_PAGE_TOKENS);
+            engine_text_free(&text);
+            assert_int_equal(b.warnings, 0);
+            close_bench(&b);
+        }
+        open_bench(&b, true, false, &files);
+        assert_true(carry_scheduler_statistics(b.scheduler).cache.file_bytes <= limits[i]);
+        close_bench(&b);
+    }
+}
+
+/* Files are evicted by their last use, also if that was before the last start. */
+static void test_a_full_folder_keeps_what_was_used_last(void **state) {
+    (void)state;
+    int32_t ids[CONTEXT];
+    uint64_t random = 59;
+    char path[CARRY_FILE_PATH];
+    bench b;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    open_bench(&b, true, false, &cached);
+    temporary(&b, path, "cache");
+    close_bench(&b);
+    const carry_prefix_options files = {.device_bytes = SIZE_MAX, .folder = path, .folder_bytes = 26000};
+    const int order[] = {0, 1, 0, 2}; /* text 1 is evicted, not text 0 */
+    for (int i = 0; i < 4; i++) {
+        (void)usleep(20000); /* the times of files differ */
+        open_bench(&b, true, false, &files);
+        engine_text text = run(&b, ids + order[i], 300, 4, 0, false);
+        assert_int_equal(text.cached > 0, i == 2);
+        engine_text_free(&text);
+        close_bench(&b);
+    }
+    open_bench(&b, true, false, &files);
+    engine_text text = run(&b, ids, 300, 4, 0, false);
+    assert_true(text.cached > 0);
+    engine_text_free(&text);
+    close_bench(&b);
+}
+
+/* A killed process leaves an unfinished file, which the next start deletes if it is old. Files whose names are not
+   those of this model stay. */
+static void test_unfinished_files_are_deleted(void **state) {
+    (void)state;
+    int32_t ids[CONTEXT];
+    uint64_t random = 61;
+    char path[CARRY_FILE_PATH];
+    char command[4 * CARRY_FILE_PATH];
+    bench b;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    open_bench(&b, true, false, &cached);
+    temporary(&b, path, "cache");
+    close_bench(&b);
+    const carry_prefix_options files = {.device_bytes = SIZE_MAX, .folder = path, .folder_bytes = 1 << 20};
+    open_bench(&b, true, false, &files);
+    engine_text text = run(&b, ids, 200, 4, 0, false);
+    engine_text_free(&text);
+    close_bench(&b);
+    (void)snprintf(command, sizeof command,
+                   "cd %s && f=$(ls | head -n 1) && touch -d '2 hours ago' $f.abcdef notes.abcdef && touch $f.ghijkl",
+                   path);
+    assert_int_equal(system(command), 0);
+    open_bench(&b, true, false, &files);
+    close_bench(&b);
+    (void)snprintf(command, sizeof command,
+                   "cd %s && test -e notes.abcdef && ! ls | grep -q 'prefix.abcdef' && ls | grep -q 'prefix.ghijkl'",
+                   path);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_states_are_forked_rolled_back_and_continued),
@@ -504,6 +719,12 @@ int main(void) {
         cmocka_unit_test(test_a_damaged_file_loses_only_the_turns_after_it),
         cmocka_unit_test(test_folders_and_files_that_cannot_be_used_are_skipped),
         cmocka_unit_test(test_a_full_folder_leaves_texts_right),
+        cmocka_unit_test(test_cancelled_requests_keep_only_whole_states),
+        cmocka_unit_test(test_requests_without_a_limit_wait_for_pages),
+        cmocka_unit_test(test_states_of_failed_tokens_are_not_kept),
+        cmocka_unit_test(test_a_full_folder_keeps_what_the_newest_turn_builds_on),
+        cmocka_unit_test(test_a_full_folder_keeps_what_was_used_last),
+        cmocka_unit_test(test_unfinished_files_are_deleted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -126,6 +126,16 @@ static void test_damaged_files_change_nothing(void **state) {
         assert_int_equal(carry_store_import(store, "cut.json", &all, &count), CARRY_EFORMAT);
         assert_null(all);
     }
+    /* Messages have the line of the file and the column. */
+    char lines[16384];
+    int bytes = snprintf(lines, sizeof lines, "%s\n{\"a\": 1,, 2}\n", text);
+    assert_true(bytes > 0 && bytes < (int)sizeof lines);
+    write_text("lines.json", lines, (size_t)bytes);
+    assert_refused(ctx, CARRY_EFORMAT,
+                   "lines.json, line 3, column 9: ", carry_store_import(store, "lines.json", &all, &count));
+    write_text("lines.json", "\n\n [1, 2]\n", 10);
+    assert_refused(ctx, CARRY_EFORMAT, "lines.json, line 3, column 2: not a run",
+                   carry_store_import(store, "lines.json", &all, &count));
     assert_int_equal(runs_in(store), 0);
     static const struct {
         const char *from, *to, *message;

@@ -149,11 +149,13 @@ static void case_adamw(carry_dtype type) {
     operand m16 = given(CARRY_BF16, 1, &n, -0.1f, 0.1f), v16 = given(CARRY_BF16, 1, &n, 0, 1);
     operand w16 = given(CARRY_F32, 1, &n, -1, 1), momentum = given(CARRY_BF16, 1, &n, -1, 1);
     operand u = wanted(CARRY_F32, 1, &n);
+    float number = 3.0f;
+    operand step = spread(carry_view_1d(&number, CARRY_F32, 1));
     EACH_SIDE {
         const carry_adamw o = {CARRY_INIT(carry_adamw), .rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1,
                                .factor = 1.0,           .step = 3};
         CALL(carry_adamw_step(ctx, w16.t[side], m16.t[side], v16.t[side], low.t[side], g.t[side], &o));
-        CALL(carry_muon_momentum(ctx, u.t[side], momentum.t[side], g.t[side], (carry_tensor){0}, 0.9));
+        CALL(carry_muon_momentum(ctx, u.t[side], momentum.t[side], g.t[side], (carry_tensor){0}, step.t[side], 0.9));
     }
     compare("w with bf16 means", &w16, 0x1p-20);
     compare("bf16 m", &m16, 0x1p-7); /* a last bit of the f32 number may change the direction of rounding */
@@ -186,7 +188,7 @@ static void case_muon(carry_dtype type) {
         operand squares = spread(carry_view_1d(&sum, CARRY_F64, 1)), clip = spread(carry_view_1d(&half, CARRY_F32, 1));
         operand rates = spread(carry_view_1d(rate, CARRY_F32, 2));
         EACH_SIDE {
-            CALL(carry_muon_momentum(ctx, u.t[side], m.t[side], g.t[side], clip.t[side], 0.9));
+            CALL(carry_muon_momentum(ctx, u.t[side], m.t[side], g.t[side], clip.t[side], (carry_tensor){0}, 0.9));
             CALL(carry_muon_normalise(ctx, x.t[side], matrix.t[side], squares.t[side], turned == 1));
             CALL(carry_blend(ctx, y.t[side], x.t[side], z.t[side], 1.5, -0.5));
             CALL(carry_muon_update(ctx, w.t[side], low.t[side], z.t[side], rates.t[side], clip.t[side], 2.0,

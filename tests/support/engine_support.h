@@ -39,6 +39,9 @@ typedef struct fake_runner {
     int64_t most_pieces;  /* the most prompt tokens in one step that also had texts */
     int64_t fail_step;    /* the number of the step that fails, or -1 */
     int64_t fail_results; /* the same for its results */
+    bool fails_midway;    /* the step that fails has changed states */
+    int64_t bad_step;     /* the number of the step that leaves wrong states and whose results fail, or -1 */
+    bool is_bad[FAKE_DEPTH];
 } fake_runner;
 
 static inline uint64_t fake_mix(uint64_t a, uint64_t b) {
@@ -112,7 +115,12 @@ static inline carry_status fake_step(carry_runner *runner, const carry_run *runs
     int64_t pieces = 0;
     int64_t singles = 0;
     assert_in_range(count, 1, f->head.sizes.sequences);
+    f->head.has_begun = false;
     if (f->steps++ == f->fail_step) {
+        for (int64_t i = 0; i < count && f->fails_midway; i++) {
+            f->slots[runs[i].slot].hash ^= 1;
+            f->head.has_begun = true;
+        }
         return carry_fail(runner->ctx, CARRY_EMEMORY, "out of device memory (injected)");
     }
     assert_true(f->pending < FAKE_DEPTH);
@@ -124,6 +132,10 @@ static inline carry_status fake_step(carry_runner *runner, const carry_run *runs
         fake_run(f, &runs[i], &f->results[at][i]);
     }
     assert_true(pieces + singles <= f->head.sizes.tokens);
+    f->is_bad[at] = f->steps - 1 == f->bad_step;
+    for (int64_t i = 0; i < count && f->is_bad[at]; i++) {
+        f->slots[runs[i].slot].hash ^= 1;
+    }
     f->tokens += pieces + singles;
     f->most_pieces = singles > 0 && pieces > f->most_pieces ? pieces : f->most_pieces;
     const double begin = f->seconds > f->device_done ? f->seconds : f->device_done;
@@ -135,11 +147,12 @@ static inline carry_status fake_step(carry_runner *runner, const carry_run *runs
 static inline carry_status fake_results(carry_runner *runner, carry_run_result *results, int64_t count) {
     fake_runner *f = (fake_runner *)runner;
     assert_true(f->pending > 0 && f->counts[f->first] == count);
+    const bool is_bad = f->is_bad[f->first];
     memcpy(results, f->results[f->first], (size_t)count * sizeof *results);
     f->seconds = f->done[f->first] > f->seconds ? f->done[f->first] : f->seconds;
     f->first = (f->first + 1) % FAKE_DEPTH;
     f->pending--;
-    if (f->fail_results == 0) {
+    if (f->fail_results == 0 || is_bad) {
         f->fail_results = -1;
         return carry_fail(runner->ctx, CARRY_EDEVICE, "the device reported an error (injected)");
     }
@@ -235,7 +248,7 @@ static inline fake_runner *fake_runner_new(carry_ctx *ctx, int64_t slots, int64_
     f->model = 42;
     f->step_s = 0.001;
     f->token_s = 0.00001;
-    f->fail_step = f->fail_results = -1;
+    f->fail_step = f->fail_results = f->bad_step = -1;
     for (int64_t i = 0; i < slots; i++) { /* not zero, so that a slot that is not cleared shows */
         f->slots[i] = (fake_slot){.length = 77, .hash = 5};
     }

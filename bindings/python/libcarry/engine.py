@@ -177,6 +177,7 @@ class Engine:
         """
         self._context = _context.Context(_context._threads)
         self._lock = threading.RLock()
+        self._is_stepping = False
         self.folder = os.fspath(folder)
         self._requests: dict[int, Request] = {}
         self._states: weakref.WeakValueDictionary[int, EngineState] = weakref.WeakValueDictionary()
@@ -219,9 +220,15 @@ class Engine:
         with self._lock:
             lib.carry_engine_cancel(self._opened(), number)
 
+    def _check_idle(self, name: str) -> None:
+        """Refuse a call from a callback of this engine: its lock is held by this thread."""
+        if self._is_stepping:
+            raise RuntimeError(f"Engine.{name} was called by a callback of a step of the same engine: call it afterwards")
+
     def close(self) -> None:
-        """End all requests and free the model."""
+        """End all requests and free the model. Not inside a callback of a step."""
         with self._lock:
+            self._check_idle("close")
             self._handle = None
             self._finalizer()
 
@@ -319,7 +326,12 @@ class Engine:
         """One step of all requests; False when there is nothing left to do."""
         is_busy, event = c_bool(), EngineEvent()
         with self._lock:
-            self._context.check(lib.carry_engine_step(self._opened(), byref(is_busy)))
+            self._check_idle("step")
+            self._is_stepping = True
+            try:
+                self._context.check(lib.carry_engine_step(self._opened(), byref(is_busy)))
+            finally:
+                self._is_stepping = False
             while lib.carry_engine_next(self._opened(), byref(event)):
                 request = self._requests[event.request]
                 request._take(event)
@@ -334,6 +346,8 @@ class Engine:
 
     def generate(self, prompts: Any, max_new_tokens: int = 128, **options: Any) -> Any:
         """The text after a prompt, or those after a list of prompts, together; options as in `submit`."""
+        with self._lock:
+            self._check_idle("generate")
         if isinstance(prompts, (list, tuple)) and prompts and not isinstance(prompts[0], (int, np.integer)):
             requests = [self.submit(prompt, max_new_tokens, **options) for prompt in prompts]
             return [request.result() for request in requests]
@@ -354,6 +368,8 @@ class Engine:
             variables: of the chat template, such as tools and enable_thinking.
             options: as in `submit`, which also takes what `render_chat` makes, with is_rendered=True.
         """
+        with self._lock:
+            self._check_idle("chat")
         text = render_chat(self.folder, messages, **(variables or {}))
         return str(self.submit(text, max_new_tokens, is_rendered=True, **options).result())
 

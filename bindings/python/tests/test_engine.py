@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import logging
 import re
 import threading
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import libcarry
+from libcarry import _engine
 from test_model import VOCABULARY, write
 
 
@@ -118,6 +121,35 @@ def test_mistakes_are_named(engine, folder):
     engine.close()
     with pytest.raises(ValueError, match="was closed"):
         engine.submit([1])
+
+
+def test_callbacks_of_a_step_cannot_drive_its_engine(folder, tmp_path):
+    prompt, options = prompts(10)[-1], {"max_new_tokens": 4, "temperature": 0.0, "eos_token_id": ()}
+    with libcarry.Engine(folder, memory=64 << 20, cache_dir=tmp_path / "cache") as engine:
+        answer = engine.generate(prompt, **options)
+    for file in (tmp_path / "cache").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    seen, refused = [], []
+
+    class Drives(logging.Handler):
+        """Called for the warning that a cached prefix is skipped, inside carry_engine_step."""
+
+        def emit(self, _record):
+            for call in (engine.step, engine.run, engine.close, lambda: engine.generate([1])):
+                with pytest.raises(RuntimeError, match="was called by a callback of a step of the same engine"):
+                    call()
+                seen.append(call)
+            is_busy = ctypes.c_bool()
+            refused.append(_engine.lib.carry_engine_step(engine._handle, ctypes.byref(is_busy)))
+
+    handler = Drives()
+    logging.getLogger("libcarry").addHandler(handler)
+    try:
+        with libcarry.Engine(folder, memory=64 << 20, cache_dir=tmp_path / "cache") as engine:
+            assert engine.generate(prompt, **options) == answer
+    finally:
+        logging.getLogger("libcarry").removeHandler(handler)
+    assert len(seen) >= 4 and refused and all(status != 0 for status in refused)
 
 
 def test_other_threads_submit(engine):

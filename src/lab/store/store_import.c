@@ -14,11 +14,11 @@
 
 typedef struct source {
     carry_store *store;
-    const char *name; /* of the file, for messages */
+    const char *name; /* the file and line, for messages */
 } source;
 
 static carry_status damaged(const source *s, const carry_json *at, const char *what) {
-    return carry_fail(s->store->ctx, CARRY_EFORMAT, "%s:%u:%u: %s: nothing was imported", s->name, at->line, at->column,
+    return carry_fail(s->store->ctx, CARRY_EFORMAT, "%s, column %u: %s: nothing was imported", s->name, at->column,
                       what);
 }
 
@@ -209,8 +209,8 @@ static carry_status read_head(const source *s, head *h, const carry_json *from) 
     const carry_json *format = carry_json_find(from, "format"), *dirty = carry_json_find(from, "dirty");
     if (format != NULL && !(format->whole && format->as.number.integer == CARRY_EXPORT_FORMAT)) {
         return carry_fail(s->store->ctx, CARRY_EUNSUPPORTED,
-                          "%s:%u: a run in format %.0f, and this carry knows format %d: nothing was imported", s->name,
-                          from->line, carry_json_number(format), CARRY_EXPORT_FORMAT);
+                          "%s: a run in format %.0f, and this carry knows format %d: nothing was imported", s->name,
+                          carry_json_number(format), CARRY_EXPORT_FORMAT);
     }
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         CARRY_TRY(text_of(s, texts[i].to, from, texts[i].key, texts[i].needed));
@@ -279,7 +279,7 @@ static carry_imported *add_imported(carry_imported **all, int *count) {
 
 static carry_status import_line(const source *s, carry_imported **all, int *count, const char *line) {
     carry_json *run = NULL;
-    carry_status status = carry_json_parse(s->store->ctx, &run, line, strlen(line), s->name);
+    carry_status status = carry_json_parse_line(s->store->ctx, &run, line, strlen(line), s->name);
     carry_imported *to = status == CARRY_OK ? add_imported(all, count) : NULL;
     if (status == CARRY_OK && to == NULL) {
         status = carry_fail(s->store->ctx, CARRY_EMEMORY, "out of memory: runs of %s", s->name);
@@ -303,11 +303,7 @@ static carry_status import_lines(carry_store *store, carry_imported **all, int *
         if (next != NULL) {
             *next++ = '\0';
         }
-        if (++line == 1) {
-            (void)snprintf(name, sizeof name, "%s", path);
-        } else {
-            (void)snprintf(name, sizeof name, "%s, line %d", path, line);
-        }
+        (void)snprintf(name, sizeof name, "%s, line %d", path, ++line);
         if (strspn(at, " \t\r") != strlen(at)) {
             CARRY_TRY(import_line(&(source){.store = store, .name = name}, all, count, at));
         }

@@ -12,9 +12,10 @@ extern "C" {
 #define SMALL 1e-7
 
 template <typename M>
-__global__ void __launch_bounds__(THREADS)
-    muon_momentum_kernel(float *u, M *m, const float *g, const float *clip, float momentum, int64_t count) {
+__global__ void __launch_bounds__(THREADS) muon_momentum_kernel(float *u, M *m, const float *g, const float *clip,
+                                                                const float *step, float momentum, int64_t count) {
     const float factor = clip != NULL ? *clip : 1.0f;
+    const uint32_t number = step != NULL ? (uint32_t)*step : 0;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS) {
         if (isnan(factor)) {
             u[i] = 0.0f;
@@ -22,20 +23,21 @@ __global__ void __launch_bounds__(THREADS)
         }
         const float slope = factor * g[i];
         const float mean = momentum * moment_at(m, i) + slope;
-        put_moment(m, i, mean, carry_dither_bits(i, __float_as_uint(mean), __float_as_uint(slope), 0));
+        put_moment(m, i, mean, carry_dither_bits(i, __float_as_uint(mean), __float_as_uint(slope), number));
         u[i] = slope + momentum * mean;
     }
 }
 
 extern "C" carry_status carry_cuda_muon_momentum(carry_ctx *ctx, carry_tensor u, carry_tensor m, carry_tensor g,
-                                                 carry_tensor clip, double momentum) {
+                                                 carry_tensor clip, carry_tensor step, double momentum) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, g.device));
     const int64_t count = carry_tensor_count(&g);
     with_moments(m.dtype, [&](auto type) {
         using M = decltype(type);
         muon_momentum_kernel<M><<<blocks_for(count, THREADS), THREADS, 0, at.stream>>>(
-            (float *)u.data, (M *)m.data, (const float *)g.data, (const float *)clip.data, (float)momentum, count);
+            (float *)u.data, (M *)m.data, (const float *)g.data, (const float *)clip.data, (const float *)step.data,
+            (float)momentum, count);
     });
     return launched(ctx, at, "muon_momentum cannot be launched");
 }
