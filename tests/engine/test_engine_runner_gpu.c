@@ -4,6 +4,8 @@
 #include "gpu_model_support.h"
 #include "runner_support.h"
 
+#include "engine/generator.h"
+
 /* False: some operator of the model is for the CPU only. */
 static bool is_on_device(runner_case *c) {
     const carry_run run = runner_run(c, 0, 2);

@@ -178,6 +178,18 @@ static void what_cannot_be_honoured_is_refused_by_name(void **unused) {
         {"gated_deltanet", "\"attention_bias\": true", "\"attention_bias\" is true"},
         {"qwen3_5_moe_text", "\"mlp_bias\": true", "\"mlp_bias\" is true"},
         {"mamba2", "\"mlp_bias\": true", "\"mlp_bias\" is true"},
+        {"mamba2", "\"rms_norm\": false", "\"rms_norm\" is false"},
+        {"granitemoehybrid", "\"normalization_function\": \"layernorm\"", "only \"rmsnorm\""},
+        {"olmo_hybrid", "\"partial_rotary_factor\": 0.5", "partial_rotary_factor is 0.5"},
+        {"qwen3_5_text", "\"is_causal\": false", "\"is_causal\" is false"},
+        {"qwen3_next", "\"scoring_func\": \"sigmoid\"", "expected \"softmax\""},
+        {"nemotron_h", "\"scoring_func\": \"softmax\"", "expected \"sigmoid\""},
+        {"kimi_linear", "\"moe_router_activation_func\": \"softmax\"", "expected \"sigmoid\""},
+        {"kimi_linear", "\"mla_use_nope\": false", "\"mla_use_nope\" is false"},
+        {"kimi_linear", "\"moe_layer_freq\": 2", "only 1"},
+        {"kimi_linear", "\"num_expert_group\": 2, \"n_group\": 4", "\"num_expert_group\" has the same meaning"},
+        {"kimi_linear", "\"moe_renormalize\": true, \"norm_topk_prob\": false", "\"moe_renormalize\" has the same"},
+        {"bailing_hybrid", "\"rope_scaling\": {\"rope_type\": \"linear\"}", "\"rope_type\" is \"linear\""},
         {"qwen3_5_text", "\"attn_output_gate\": false", "\"attn_output_gate\" is false"},
         {"qwen3_5_text", "\"num_key_value_heads\": 3", "16 heads and 3 heads of keys"},
         {"qwen3_5_text", "\"head_dim\": 512", "the width of an attention head is 512"},
@@ -243,6 +255,16 @@ static void configurations_mean_what_their_origin_means(void **unused) {
                              "\"num_kv_heads\": 8, \"window_size\": 2048, \"rope_theta\": 500000.0}}"));
     assert_true(c.mixer[2] == CARRY_LM_MIXER_ATTENTION && c.attention.kv_heads == 8 && c.attention.window == 2048);
     assert_true(c.attention.rotary == 64 && c.attention.rope_theta == 500000.0 && c.mixer[1] == CARRY_LM_MIXER_DELTA);
+    /* the object takes precedence, wherever it is */
+    assert_ok(ctx,
+              read_text(ctx, &c,
+                        "{\"model_type\": \"qwen3_5_text\", \"rope_parameters\": {\"rope_theta\": 300.0, "
+                        "\"partial_rotary_factor\": 0.5}, \"rope_theta\": 70.0, \"partial_rotary_factor\": 0.25}"));
+    assert_true(c.attention.rope_theta == 300.0 && c.attention.rotary == 128);
+    assert_ok(ctx, read_text(ctx, &c,
+                             "{\"model_type\": \"kimi_linear\", \"num_experts_per_tok\": 3, \"num_local_experts\": 16, "
+                             "\"n_group\": 1, \"num_expert_group\": 1}"));
+    assert_true(c.experts.chosen == 3 && c.experts.count == 16);
     carry_ctx_free(ctx);
 }
 
