@@ -338,6 +338,41 @@ expect 1 "lost" job wait "$id"
 [ $? = 9 ] || fail "the batch script does not give the command's exit code"
 expect 1 "failed, exit code 9" job wait "$later"
 PATH=$PATH_BEFORE
+
+# A host that cannot be reached does not hide what others tell. Here ssh runs its command in a folder for each host.
+if command -v git > /dev/null && command -v setsid > /dev/null; then
+    mkdir "$folder/ssh" "$folder/hosts" "$folder/hosts/near" "$folder/hosts/far" "$folder/tree"
+    CARRY_STORE=$folder/hosts/store.db
+    cat > "$folder/ssh/ssh" << 'END'
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+shift
+host=$1
+shift
+[ ! -e "$HOSTS/$host.dead" ] || { echo "no route to it" >&2; exit 255; }
+cd "$HOSTS/$host" || exit 255
+HOME=$PWD
+eval "$*"
+END
+    chmod +x "$folder/ssh/ssh"
+    HOSTS=$folder/hosts
+    export HOSTS
+    PATH=$folder/ssh:$PATH
+    cd "$folder/tree" && git init -q . && echo a > a && git add a &&
+        git -c user.name=a -c user.email=a@b commit -q -m one || exit 2
+    expect 0 "running" job submit --on ssh:near -- sh -c "while [ ! -e $folder/leave ]; do sleep 0.1; done"
+    expect 0 "running" job submit --on ssh:far -- sleep 1000
+    touch "$HOSTS/far.dead" "$folder/leave"
+    near_is_done() { "$carry" job list --json 2> err | grep '"id": 1,' | grep -q '"state": "done"'; }
+    wait_for 60 near_is_done || fail "a job of another host than the dead one is not asked about"
+    grep -q "job 2 as last known: far cannot be reached" err || fail "nothing says that a host is not reached"
+    "$carry" job list --json 2> err | grep '"id": 2,' | grep -q '"state": "running"' ||
+        fail "a job of a dead host has no row"
+    rm "$HOSTS/far.dead"
+    expect 0 "cancelled" job cancel 2
+    PATH=$PATH_BEFORE
+    cd "$here" || exit 2
+fi
 CARRY_STORE=$here/store.db
 
 if [ -s "$here/jobs/worker.log" ]; then

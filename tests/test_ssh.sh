@@ -121,6 +121,21 @@ begin_sshd || fail "sshd does not start again"
 expect 0 "done, exit code 0" job wait last --show-logs --seconds 600
 grep -qx finished out && [ "$(cat "$folder/store/jobs/4.files/result")" = result ] || fail "what the job did without us is lost"
 
+# A host that cannot be reached does not hide what the others tell.
+sed 's/^Host there/Host other/' ssh_config > other_config && cat other_config >> ssh_config
+expect 0 "running" job submit --on ssh:there -- sh -c "while [ ! -e $folder/leave ]; do sleep 0.1; done"
+older=$("$carry" job list --json | sed -n '1s/.*"id": \([0-9]*\).*/\1/p')
+expect 0 "running" job submit --on ssh:other -- sleep 1000
+newer=$("$carry" job list --json | sed -n '1s/.*"id": \([0-9]*\).*/\1/p')
+cp ssh_config both_config && sed '/^Host other/,$s/Port .*/Port 1/' both_config > ssh_config
+touch "$folder/leave"
+older_is_done() { "$carry" job list --json 2> err | grep "\"id\": $older," | grep -q '"state": "done"'; }
+wait_for 60 older_is_done || fail "a job of another host than the dead one is not asked about"
+grep -q "job $newer as last known" err || fail "nothing says that a host is not reached"
+"$carry" job list --json 2> err | grep "\"id\": $newer," | grep -q '"state": "running"' || fail "a job of the dead host has no row"
+mv both_config ssh_config
+expect 0 "cancelled" job cancel "$newer"
+
 # Refused before anything is created: hosts that look like options, unknown hosts, programs for another processor.
 jobs=$("$carry" job list --json | wc -l)
 for host in ssh:-oProxyCommand=x ssh: 'ssh:a b' 'ssh:a;b' 'ssh:u@-x' 'ssh:$(x)'; do

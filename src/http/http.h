@@ -123,9 +123,10 @@ unsigned char *carry_http_socket_buffer(carry_http_socket *socket, size_t length
 bool carry_http_socket_send(carry_http_socket *socket, bool binary, size_t length);
 /* Closes with a status of RFC 6455, section 7.4, and a reason, which must be a constant of at most 123 bytes. */
 void carry_http_socket_close(carry_http_socket *socket, int status, const char *reason);
-/* For an endpoint that has reached a limit of its own: if the address with the most sockets has more of them than the
-   address of `newcomer`, closes one of its sockets at this endpoint (status 1013). Returns true if a socket was closed;
-   `closed` has then been called for it. */
+/* For an endpoint that has reached a limit of its own: closes a silent socket at this endpoint (status 1013) of an
+   address that has more sockets than the address of `newcomer`, preferably of the one with the most. A socket is silent
+   if it takes no messages, does not answer pings, or has sent nothing since it was opened; others are never closed.
+   Returns true if a socket was closed; `closed` has then been called for it. */
 bool carry_http_socket_replace(carry_http_socket *newcomer);
 
 /* The server. */

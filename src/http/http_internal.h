@@ -58,8 +58,11 @@ struct carry_http_socket {
     const carry_http_endpoint *endpoint;
     carry_http_address *address;
     void *data;
-    double last_message; /* time when it was opened, or of its last message */
-    char *message;       /* received so far */
+    double active;   /* time when it was opened, or of its last message or answer to a ping */
+    double pinged;   /* time of the last ping; 0: none */
+    bool has_spoken; /* a message or an answer to a ping has arrived */
+    bool wants_ping; /* a ping is sent as soon as it can take one */
+    char *message;   /* received so far */
     size_t length, capacity;
     double waiting; /* time since which it has not taken a message; 0: it is not waiting */
     int close_status;
@@ -154,8 +157,9 @@ carry_http_flush carry_http_send_queued(carry_http_response *response, int file,
 int carry_http_socket_callback(carry_http_server *server, struct lws *wsi, enum lws_callback_reasons reason,
                                carry_http_socket *socket, void *in, size_t length);
 void carry_http_drop_stalled(carry_http_server *server);
-/* Closes a WebSocket of the address that has the most, if it has more than `least`. endpoint: closes only a WebSocket
-   of this endpoint, although those of all endpoints are counted; NULL: any. Returns true if one was closed. */
+/* Closes a silent WebSocket of the address that has the most, if it has more than `least`. endpoint: closes only a
+   WebSocket of this endpoint, although those of all endpoints are counted; NULL: any. Returns true if one was closed.
+ */
 bool carry_http_drop_socket(carry_http_server *server, const carry_http_endpoint *endpoint, int least);
 
 #endif

@@ -7,7 +7,9 @@
 #include "core/clock.h"
 #include "http/http_internal.h"
 
-#define STALLED 1.0 /* seconds without taking a message; such a socket is closed before others of its address */
+#define STALLED 1.0    /* seconds without taking a message, */
+#define UNANSWERED 3.0 /* or without answering a ping, after which a socket is silent */
+#define PING_EVERY 10.0
 #define TRY_AGAIN_LATER 1013
 
 /* Appends the next part of a message. Returns false if it exceeds the limit, or if out of memory. */
@@ -99,7 +101,8 @@ static int open_socket(carry_http_server *server, struct lws *wsi, carry_http_so
                                   .server = server,
                                   .endpoint = endpoint,
                                   .address = lws_get_opaque_user_data(wsi),
-                                  .last_message = carry_seconds()};
+                                  .active = carry_seconds(),
+                                  .wants_ping = true};
     if (endpoint == NULL) {
         return -1;
     }
@@ -113,6 +116,7 @@ static int open_socket(carry_http_server *server, struct lws *wsi, carry_http_so
         socket->address->sockets++;
     }
     socket->data = endpoint->opened(server->options.user, socket);
+    ask(socket);
     return 0;
 }
 
@@ -121,37 +125,58 @@ static void close_socket(carry_http_server *server, carry_http_socket *socket) {
     unlink_socket(server, socket);
 }
 
-/* True if a is to be closed before b: stalled sockets come first, then the socket whose last message is oldest. */
+/* Sends a ping, unless one is unanswered or the last answer came within these seconds. */
+static void want_ping(carry_http_socket *socket, double now, double seconds) {
+    if (!socket->wants_ping && socket->active >= socket->pinged && now - socket->active > seconds) {
+        socket->wants_ping = true;
+        ask(socket);
+    }
+}
+
+static bool is_stalled(const carry_http_socket *socket, double now) {
+    return socket->waiting > 0.0 && now - socket->waiting > STALLED;
+}
+
+/* True if nothing shows that a client is there: it takes nothing, has not answered the last ping, or has sent
+   nothing at all. A browser answers pings by itself. */
+static bool is_silent(const carry_http_socket *socket, double now) {
+    const bool is_unanswered = socket->active < socket->pinged && now - socket->pinged > UNANSWERED;
+    return is_stalled(socket, now) || is_unanswered || !socket->has_spoken;
+}
+
+/* True if a is to be closed before b: sockets of the address with the most come first, then stalled ones, then the one
+   that sent something longest ago. */
 static bool closes_before(const carry_http_socket *a, const carry_http_socket *b, double now) {
-    const bool a_stalls = a->waiting > 0.0 && now - a->waiting > STALLED;
-    const bool b_stalls = b->waiting > 0.0 && now - b->waiting > STALLED;
-    return a_stalls != b_stalls ? a_stalls : a->last_message < b->last_message;
+    if (a->address->sockets != b->address->sockets) {
+        return a->address->sockets > b->address->sockets;
+    }
+    return is_stalled(a, now) != is_stalled(b, now) ? is_stalled(a, now) : a->active < b->active;
 }
 
 bool carry_http_drop_socket(carry_http_server *server, const carry_http_endpoint *endpoint, int least) {
-    const carry_http_address *most = NULL;
     carry_http_socket *chosen = NULL;
     double now = carry_seconds();
     for (carry_http_socket *one = server->sockets; one != NULL; one = one->next) {
-        if (one->address != NULL && one->address->sockets > (most != NULL ? most->sockets : least)) {
-            most = one->address;
+        if (one->address == NULL || one->address->sockets <= least || one->close_status != 0 ||
+            (endpoint != NULL && one->endpoint != endpoint)) {
+            continue;
         }
-    }
-    for (carry_http_socket *one = server->sockets; one != NULL && most != NULL; one = one->next) {
-        if (one->address == most && (endpoint == NULL || one->endpoint == endpoint) &&
-            (chosen == NULL || closes_before(one, chosen, now))) {
+        if (!is_silent(one, now)) {
+            want_ping(one, now, UNANSWERED); /* it may be silent at the next try */
+        } else if (chosen == NULL || closes_before(one, chosen, now)) {
             chosen = one;
         }
     }
     if (chosen == NULL) {
         return false;
     }
-    carry_log(server->ctx, CARRY_LOG_INFO, "a WebSocket of an address with %d of them is closed for another address",
-              most->sockets);
+    carry_log(server->ctx, CARRY_LOG_INFO,
+              "a silent WebSocket of an address with %d of them is closed for another address",
+              chosen->address->sockets);
     server->counts.stalled++;
     unlink_socket(server, chosen);
     drop_message(chosen);
-    carry_http_socket_close(chosen, TRY_AGAIN_LATER, "closed for a client of another address");
+    carry_http_socket_close(chosen, TRY_AGAIN_LATER, "silent: closed for a client of another address");
     lws_set_timeout(chosen->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, 1); /* seconds until it is killed */
     return true;
 }
@@ -169,6 +194,11 @@ static int refuse(carry_http_server *server, carry_http_socket *socket, int stat
     return close_now(socket);
 }
 
+static void note_activity(carry_http_socket *socket) {
+    socket->active = carry_seconds();
+    socket->has_spoken = true;
+}
+
 static int receive(carry_http_server *server, carry_http_socket *socket, const void *bytes, size_t length) {
     size_t limit = socket->endpoint->message_limit, more = lws_remaining_packet_payload(socket->wsi);
     if (socket->close_status != 0) {
@@ -180,7 +210,7 @@ static int receive(carry_http_server *server, carry_http_socket *socket, const v
     if (length > limit || more > limit - length || !collect(socket, bytes, length)) {
         return refuse(server, socket, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE, "the message is too large");
     }
-    socket->last_message = carry_seconds();
+    note_activity(socket);
     if (more == 0 && lws_is_final_fragment(socket->wsi)) {
         if (socket->length > 0) {
             server->counts.messages++;
@@ -191,11 +221,26 @@ static int receive(carry_http_server *server, carry_http_socket *socket, const v
     return 0;
 }
 
+static int send_ping(carry_http_socket *socket, double now) {
+    unsigned char payload[LWS_PRE + 1] = {0}; /* one byte: libwebsockets 4.1 does not report answers without any */
+    socket->wants_ping = false;
+    socket->pinged = now;
+    if (lws_write(socket->wsi, payload + LWS_PRE, 1, LWS_WRITE_PING) < 0) {
+        return -1;
+    }
+    ask(socket); /* for a message that waits */
+    return 0;
+}
+
 static int send_next(carry_http_server *server, carry_http_socket *socket) {
     if (socket->close_status != 0) {
         return close_now(socket);
     }
+    const double now = carry_seconds();
     socket->waiting = 0.0;
+    if (socket->wants_ping || (socket->active >= socket->pinged && now - socket->pinged > PING_EVERY)) {
+        return send_ping(socket, now);
+    }
     if (socket->endpoint->writable(server->options.user, socket->data)) {
         ask(socket);
     }
@@ -209,6 +254,9 @@ int carry_http_socket_callback(carry_http_server *server, struct lws *wsi, enum 
         return open_socket(server, wsi, socket);
     case LWS_CALLBACK_RECEIVE:
         return receive(server, socket, in, length);
+    case LWS_CALLBACK_RECEIVE_PONG:
+        note_activity(socket);
+        return 0;
     case LWS_CALLBACK_SERVER_WRITEABLE:
         return send_next(server, socket);
     case LWS_CALLBACK_CLOSED:

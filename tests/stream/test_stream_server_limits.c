@@ -143,6 +143,76 @@ static void test_viewers_of_one_address_leave_others_in(void **state) {
     site_close(&s);
 }
 
+/* A viewer that only looks is not closed for another address, though it has sent no message and is the oldest. */
+static void test_active_viewers_stay_where_silent_ones_make_place(void **state) {
+    (void)state;
+    static int viewer[CARRY_HUB_VIEWERS];
+    static message m;
+    site s;
+    int status = 0, other[20];
+    site_open(&s, &(carry_server_options){0});
+    site_publish(&s, 0);
+    for (int i = 0; i < CARRY_HUB_VIEWERS; i++) {
+        viewer[i] = ws_join(s.port);
+        if (i < 3) {
+            ws_hear_kind(viewer[i], 2, &m); /* answers the ping before the frame */
+        }
+    }
+    for (unsigned i = 0; i < 20; i++) {
+        other[i] = ws_upgrade(knock_from(s.port, 2 + i % 4), s.port, "/ws", "", &status);
+        assert_int_equal(status, 101);
+        ws_hear_kind(other[i], 2, &m);
+    }
+    site_publish(&s, 0);
+    for (int i = 0; i < 3; i++) {
+        ws_hear_kind(viewer[i], 2, &m);
+    }
+    for (int i = 0; i < 20; i++) {
+        ws_hear_kind(other[i], 2, &m);
+        (void)close(other[i]);
+    }
+    for (int i = 0; i < CARRY_HUB_VIEWERS; i++) {
+        (void)close(viewer[i]);
+    }
+    site_close(&s);
+}
+
+/* If all viewers are active, a new one is refused; once they answer no more pings, it gets a place. */
+static void test_viewers_that_fall_silent_make_place(void **state) {
+    (void)state;
+    static int viewer[CARRY_HUB_VIEWERS];
+    static message m;
+    site s;
+    int status = 0, tries = 0;
+    site_open(&s, &(carry_server_options){0});
+    site_publish(&s, 0);
+    for (int i = 0; i < CARRY_HUB_VIEWERS; i++) {
+        viewer[i] = ws_join(s.port);
+        ws_hear_kind(viewer[i], 2, &m);
+        assert_true(ws_text(viewer[i], "{\"seed\": 1}")); /* when it is answered, the server knows that it is active */
+        ws_hear_answer(viewer[i], &m);
+    }
+    for (const double until = carry_seconds() + 3.0 * PATIENCE;; tries++) {
+        int to = ws_upgrade(knock_from(s.port, 2), s.port, "/ws", "", &status);
+        assert_int_equal(status, 101);
+        do {
+            ws_hear(to, &m);
+        } while (m.opcode == 1);
+        (void)close(to);
+        if (m.opcode == 2) {
+            break;
+        }
+        assert_int_equal(m.opcode, 8);
+        assert_true(carry_seconds() < until);
+        (void)usleep(300000);
+    }
+    assert_true(tries > 2);
+    for (int i = 0; i < CARRY_HUB_VIEWERS; i++) {
+        (void)close(viewer[i]);
+    }
+    site_close(&s);
+}
+
 static void test_a_request_must_come_within_seconds(void **state) {
     (void)state;
     site s;
@@ -257,6 +327,8 @@ int main(void) {
         cmocka_unit_test(test_silent_connections_lock_nobody_out),
         cmocka_unit_test(test_one_address_leaves_connections_for_others),
         cmocka_unit_test(test_viewers_of_one_address_leave_others_in),
+        cmocka_unit_test(test_active_viewers_stay_where_silent_ones_make_place),
+        cmocka_unit_test(test_viewers_that_fall_silent_make_place),
         cmocka_unit_test(test_a_request_must_come_within_seconds),
         cmocka_unit_test(test_guesses_of_a_token_are_slowed_down),
         cmocka_unit_test(test_without_descriptors_it_neither_spins_nor_hangs),

@@ -200,7 +200,7 @@ static inline bool hear_all(int from, unsigned char *bytes, size_t length) {
     return true;
 }
 
-static inline void ws_hear(int from, message *m) {
+static inline void ws_hear_any(int from, message *m) {
     unsigned char head[10];
     m->opcode = 0;
     m->length = 0;
@@ -221,6 +221,13 @@ static inline void ws_hear(int from, message *m) {
         m->opcode = head[0] & 0x0F;
         m->length = (size_t)length;
         m->bytes[length] = '\0';
+    }
+}
+
+/* The next message; pings are answered, as browsers do. */
+static inline void ws_hear(int from, message *m) {
+    for (ws_hear_any(from, m); m->opcode == 9; ws_hear_any(from, m)) {
+        (void)ws_say(from, 10, true, m->length, m->bytes, m->length);
     }
 }
 

@@ -19,6 +19,7 @@
 #define LONGEST_INTERVAL 1.0
 #define WORKER_SECONDS 10.0 /* seconds for a new worker to start working */
 #define UNANSWERED_SECONDS 30.0
+#define LIST_SECONDS 120.0
 #define SUBMITTING_SECONDS 600.0 /* seconds for a submission from another machine, whose process cannot be checked */
 
 static const carry_job_system *const systems[] = {&carry_job_local, &carry_job_slurm, &carry_job_ssh};
@@ -223,17 +224,31 @@ static carry_status list_ids(carry_store *store, carry_job **jobs, int *count) {
     return status;
 }
 
-/* As look_and_copy, but a job that cannot be queried keeps its last known state. After such a job, *silent is true, and
-   no further jobs of Slurm or ssh are queried. */
-static carry_status look_leniently(carry_store *store, carry_job *job, int64_t id, bool *silent) {
-    CARRY_TRY(carry_job_known(store, job, id));
-    if (carry_job_has_ended(job) || (*silent && strcmp(job->on, carry_job_local.name) != 0)) {
+/* Updates job number `index` of a list. A job that cannot be queried keeps its last known state; further jobs of the
+   same host, or of Slurm, are then not queried, and none after LIST_SECONDS. */
+static carry_status look_leniently(carry_store *store, carry_job *jobs, bool *silent, int index, double until) {
+    carry_job *job = &jobs[index];
+    CARRY_TRY(carry_job_known(store, job, job->id));
+    if (carry_job_has_ended(job)) {
         return CARRY_OK;
     }
-    if (look_and_copy(store, job, id) != CARRY_OK) {
-        carry_log(store->ctx, CARRY_LOG_WARNING, "job %lld as last known: %s", (long long)id,
+    const bool is_local = strcmp(job->on, carry_job_local.name) == 0;
+    for (int i = 0; i < index && !is_local; i++) {
+        silent[index] = silent[index] || (silent[i] && strcmp(jobs[i].on, job->on) == 0);
+    }
+    if (silent[index]) {
+        return CARRY_OK;
+    }
+    if (!is_local && carry_seconds() > until) {
+        carry_log(store->ctx, CARRY_LOG_WARNING, "jobs on %s as last known: others took %.0f s to answer", job->on,
+                  LIST_SECONDS);
+        silent[index] = true;
+        return CARRY_OK;
+    }
+    if (look_and_copy(store, job, job->id) != CARRY_OK) {
+        carry_log(store->ctx, CARRY_LOG_WARNING, "job %lld as last known: %s", (long long)job->id,
                   carry_ctx_error(store->ctx));
-        *silent = true;
+        silent[index] = true;
     }
     return CARRY_OK;
 }
@@ -384,10 +399,15 @@ carry_status carry_job_list(carry_store *store, carry_job **jobs, int *count) {
     *count = 0;
     CARRY_TRY(open_jobs(store));
     carry_status status = list_ids(store, jobs, count);
-    bool silent = false;
-    for (int i = 0; status == CARRY_OK && i < *count; i++) {
-        status = look_leniently(store, &(*jobs)[i], (*jobs)[i].id, &silent);
+    const double until = carry_seconds() + LIST_SECONDS;
+    bool *silent = calloc((size_t)*count + 1, sizeof *silent);
+    if (status == CARRY_OK && silent == NULL) {
+        status = carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: %d jobs", *count);
     }
+    for (int i = 0; status == CARRY_OK && i < *count; i++) {
+        status = look_leniently(store, *jobs, silent, i, until);
+    }
+    free(silent);
     if (status != CARRY_OK) {
         free(*jobs);
         *jobs = NULL;

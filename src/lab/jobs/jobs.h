@@ -62,7 +62,8 @@ carry_status carry_job_cancel(carry_store *store, int64_t id);
    if it is not held. */
 carry_status carry_job_release(carry_store *store, int64_t id);
 /* Lists the jobs, newest first; the caller frees *jobs. A job that cannot be queried keeps its last known state,
-   with a warning, and so do the older jobs of Slurm and ssh, which are then not queried. */
+   with a warning, and so do the older jobs of the same host, or of Slurm, which are then not queried. After two
+   minutes no further host is asked. */
 carry_status carry_job_list(carry_store *store, carry_job **jobs, int *count);
 
 bool carry_job_has_ended(const carry_job *job);
