@@ -46,6 +46,30 @@ def lines_of_a_pipe_are_messages_and_commands():
     assert "one.state" in piped(["/load one"])[2]
 
 
+def json_has_a_line_for_each_line():
+    lines = ["Hello", "/system Be brief.", "Again", "/undo", "/undo", "/undo", "/what", "/save three", "Once more", "/save three", "/retry",
+             "/load none", "/quit"]
+    text, _, errors = piped(lines, "-n", "6", "--json")
+    answers = [json.loads(line) for line in text.splitlines()]
+    assert len(answers) == len(lines) and "tokens/s" not in errors, (text, errors)
+    for line, answer in zip(lines, answers):
+        if line[0] != "/" or line == "/retry":
+            assert answer["role"] == "assistant" and isinstance(answer["content"], str) and answer["ended"] in ("length", "end")
+            assert answer["prompt_tokens"] > 0 and 0 <= answer["tokens"] <= 6 and "error" not in answer, answer
+        else:
+            assert answer["command"] == line.split()[0], answer
+    assert [a["messages"] for a in answers] == [2, 3, 5, 3, 1, 1, 1, 1, 3, 3, 3, 3, 3], answers
+    assert ["error" in a for a in answers] == [line in ("/what", "/load none") or i == 5 for i, line in enumerate(lines)], answers
+
+
+def undo_after_load_goes_on_from_a_saved_state():
+    lines = ["Tell me a long story. " * 40, "Go on " * 30, "And then? " * 20, "/save four"]
+    first = [json.loads(line) for line in piped(lines, "-n", "10", "--json")[0].splitlines()]
+    _, undone, answer = (json.loads(line) for line in piped(["/load four", "/undo", "Why?"], "-n", "10", "--json")[0].splitlines())
+    assert undone == {"command": "/undo", "messages": 4}
+    assert answer["cached_tokens"] > first[1]["prompt_tokens"], (answer, first)
+
+
 class Terminal:
     """The program on a separate terminal."""
 
@@ -119,7 +143,8 @@ def ctrl_c_stops_the_answer_alone():
 
 
 if __name__ == "__main__":
-    for case in (lines_of_a_pipe_are_messages_and_commands, a_terminal_has_editing_history_and_ctrl_c,
+    for case in (lines_of_a_pipe_are_messages_and_commands, json_has_a_line_for_each_line,
+                 undo_after_load_goes_on_from_a_saved_state, a_terminal_has_editing_history_and_ctrl_c,
                  ctrl_c_stops_the_answer_alone):  # fmt: skip
         case()
         print(f"ok: {case.__name__}")

@@ -11,6 +11,8 @@
 #include "core/json_write.h"
 
 #define FILE_BYTES ((size_t)64 << 20)
+#define STATE ".state"
+#define UNDO ".undo.state"
 
 static const char *const roles[] = {"system", "user", "assistant"};
 
@@ -124,15 +126,18 @@ static carry_status keep_state(carry_ctx *ctx, carry_engine *engine, const char 
     return *state != 0 ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: the state after the conversation");
 }
 
+/* Makes the name of a file beside `path`. */
+static carry_status name_file(carry_ctx *ctx, char file[CARRY_FILE_PATH], const char *path, const char *suffix) {
+    return snprintf(file, CARRY_FILE_PATH, "%s%s", path, suffix) < CARRY_FILE_PATH
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_ESIZE, "the path '%s' is too long", path);
+}
+
 static carry_status save_state(carry_ctx *ctx, const chat_conversation *c, carry_engine *engine, const carry_chat *chat,
-                               const char *path) {
-    char file[CARRY_FILE_PATH];
+                               const char *file) {
     char *text;
     size_t length;
     uint64_t state;
-    if (snprintf(file, sizeof file, "%s.state", path) >= (int)sizeof file) {
-        return carry_fail(ctx, CARRY_ESIZE, "the path '%s' is too long", path);
-    }
     CARRY_TRY(chat_conversation_render(ctx, c, chat, CARRY_THINKING_AS_IS, true, &text, &length));
     carry_status status = keep_state(ctx, engine, text, length, &state);
     free(text);
@@ -142,12 +147,32 @@ static carry_status save_state(carry_ctx *ctx, const chat_conversation *c, carry
     return status;
 }
 
+/* Saves the state after all messages, and the state before the last question, from which a conversation goes on after
+   /undo. */
+static carry_status save_states(carry_ctx *ctx, const chat_conversation *c, carry_engine *engine,
+                                const carry_chat *chat, const char *path) {
+    char file[CARRY_FILE_PATH];
+    chat_conversation before = *c; /* has the same messages, but fewer of them */
+    CARRY_TRY(name_file(ctx, file, path, UNDO));
+    while (before.count > 0 && strcmp(before.message[before.count - 1].role, roles[1]) != 0) {
+        before.count--;
+    }
+    before.count -= before.count > 0;
+    if (before.count > 0) {
+        CARRY_TRY(save_state(ctx, &before, engine, chat, file));
+    } else {
+        (void)unlink(file); /* of an earlier conversation */
+    }
+    CARRY_TRY(name_file(ctx, file, path, STATE));
+    return save_state(ctx, c, engine, chat, file);
+}
+
 carry_status chat_conversation_save(carry_ctx *ctx, const chat_conversation *c, carry_engine *engine,
                                     const carry_chat *chat, const char *path) {
     carry_json_text json = {0};
     write_messages(&json, NULL, c);
     carry_status status = json.failed ? carry_fail(ctx, CARRY_EMEMORY, "out of memory: a conversation") : CARRY_OK;
-    status = status == CARRY_OK && c->count > 0 ? save_state(ctx, c, engine, chat, path) : status;
+    status = status == CARRY_OK && c->count > 0 ? save_states(ctx, c, engine, chat, path) : status;
     status = status == CARRY_OK ? carry_file_replace(ctx, path, json.bytes, json.length) : status;
     carry_json_text_free(&json);
     return status;
@@ -175,8 +200,16 @@ static carry_status take_messages(carry_ctx *ctx, chat_conversation *c, const ca
     return CARRY_OK;
 }
 
-static carry_status load_state(carry_engine *engine, const char *file) {
+/* Makes the state of a file a cached prefix, if there is such a file. */
+static carry_status load_state(carry_ctx *ctx, carry_engine *engine, const char *path, const char *suffix,
+                               bool *is_there) {
+    char file[CARRY_FILE_PATH];
     uint64_t state;
+    CARRY_TRY(name_file(ctx, file, path, suffix));
+    *is_there = access(file, R_OK) == 0;
+    if (!*is_there) {
+        return CARRY_OK;
+    }
     CARRY_TRY(carry_engine_state_load(engine, &state, file));
     const carry_status status = carry_engine_state_cache(engine, state);
     (void)carry_engine_state_drop(engine, state);
@@ -185,9 +218,9 @@ static carry_status load_state(carry_engine *engine, const char *file) {
 
 carry_status chat_conversation_load(carry_ctx *ctx, chat_conversation *c, carry_engine *engine, const char *path,
                                     bool *has_state) {
-    char file[CARRY_FILE_PATH];
     carry_json *list;
     chat_conversation loaded = {0};
+    bool has_undo;
     *has_state = false;
     CARRY_TRY(carry_json_read(ctx, &list, path, FILE_BYTES));
     const carry_status status = take_messages(ctx, &loaded, list, path);
@@ -198,9 +231,7 @@ carry_status chat_conversation_load(carry_ctx *ctx, chat_conversation *c, carry_
     }
     chat_conversation_free(c);
     *c = loaded;
-    if (snprintf(file, sizeof file, "%s.state", path) < (int)sizeof file && access(file, R_OK) == 0) {
-        CARRY_TRY(load_state(engine, file));
-        *has_state = true;
-    }
-    return CARRY_OK;
+    const carry_status undo = load_state(ctx, engine, path, UNDO, &has_undo);
+    CARRY_TRY(load_state(ctx, engine, path, STATE, has_state));
+    return undo;
 }

@@ -28,10 +28,11 @@ carry_status chat_conversation_render(carry_ctx *ctx, const chat_conversation *c
                                       carry_thinking thinking, bool is_answered, char **text, size_t *length);
 
 /* Writes the messages to the file `path`, as the JSON list that carry generate --messages reads, and the model's state
-   after them to `path`.state. An empty conversation has no state. */
+   after them to `path`.state, and that before the last question to `path`.undo.state. An empty conversation has no
+   state. */
 carry_status chat_conversation_save(carry_ctx *ctx, const chat_conversation *c, carry_engine *engine,
                                     const carry_chat *chat, const char *path);
-/* *has_state is true if the state was found too; the next prompt then continues from it. */
+/* *has_state is true if the state was found too; the next prompt then continues from it, also after /undo. */
 carry_status chat_conversation_load(carry_ctx *ctx, chat_conversation *c, carry_engine *engine, const char *path,
                                     bool *has_state);
 

@@ -28,7 +28,9 @@ typedef struct chat_session {
     chat_conversation conversation;
     chat_line line;
     bool is_over;
-    char failure[256]; /* why the last answer failed */
+    char failure[256];   /* why the last answer failed */
+    char complaint[512]; /* with --json: the error of the current line; "": none */
+    bool has_answered;   /* the current line has an answer, which was printed */
 } chat_session;
 
 static volatile sig_atomic_t is_stopped;
@@ -45,16 +47,48 @@ static void catch_interrupt(void) {
     (void)sigaction(SIGINT, &action, NULL);
 }
 
-static void report_failure(const chat_session *d) {
-    (void)fprintf(stderr, "carry: %s\n", carry_ctx_error(d->ctx));
+/* Prints an error, or keeps it for the JSON line. */
+static void complain(chat_session *d, const char *text) {
+    if (d->common.json) {
+        (void)snprintf(d->complaint, sizeof d->complaint, "%s", text);
+    } else {
+        (void)fprintf(stderr, "carry: %s\n", text);
+    }
+}
+
+static void report_failure(chat_session *d) {
+    complain(d, carry_ctx_error(d->ctx));
+}
+
+static double rate_of(const carry_engine_event *end) {
+    const double seconds = end->seconds - end->first_s;
+    return end->tokens > 1 && seconds > 0.0 ? (double)(end->tokens - 1) / seconds : 0.0;
 }
 
 static void print_rates(const carry_engine_event *end) {
-    const double seconds = end->seconds - end->first_s;
-    const double rate = end->tokens > 1 && seconds > 0.0 ? (double)(end->tokens - 1) / seconds : 0.0;
     (void)fprintf(stderr, "%s[%lld tokens, %.1f tokens/s; prompt of %lld tokens, %lld cached; first after %.2f s]%s\n",
-                  cli_dim(), (long long)end->tokens, rate, (long long)end->prompt_tokens, (long long)end->cached_tokens,
-                  end->first_s, cli_plain());
+                  cli_dim(), (long long)end->tokens, rate_of(end), (long long)end->prompt_tokens,
+                  (long long)end->cached_tokens, end->first_s, cli_plain());
+}
+
+/* One JSON line for an answer. */
+static void print_answer(chat_session *d, const carry_engine_event *end, const char *text) {
+    cli_json_open();
+    cli_json_text("role", "assistant");
+    cli_json_text("content", text);
+    cli_json_text("ended", carry_engine_reason_name(end->reason));
+    if (d->failure[0] != '\0') {
+        cli_json_text("error", d->failure);
+    }
+    cli_json_integer("messages", (int64_t)d->conversation.count);
+    cli_json_integer("prompt_tokens", end->prompt_tokens);
+    cli_json_integer("cached_tokens", end->cached_tokens);
+    cli_json_integer("tokens", end->tokens);
+    cli_json_number("first_s", end->first_s);
+    cli_json_number("seconds", end->seconds);
+    cli_json_number("tokens_per_s", rate_of(end));
+    cli_json_close();
+    d->has_answered = true;
 }
 
 /* Runs a request to its end. Prints the text as it arrives and appends it to `answer`. */
@@ -80,8 +114,10 @@ static bool run_request(chat_session *d, uint64_t id, carry_engine_event *end, c
             memcpy(grown + length, event.text, event.text_bytes);
             length += event.text_bytes;
             grown[length] = '\0';
-            cli_print_text(event.text, event.text_bytes, d->line.is_terminal);
-            (void)fflush(stdout);
+            if (!d->common.json) {
+                cli_print_text(event.text, event.text_bytes, d->line.is_terminal);
+                (void)fflush(stdout);
+            }
             if (event.token < 0) {
                 *end = event;
                 (void)snprintf(d->failure, sizeof d->failure, "%s", event.message);
@@ -126,21 +162,25 @@ static void answer(chat_session *d) {
     if (!is_done) {
         report_failure(d);
     } else {
-        (void)fputs(is_stopped ? " ...\n" : "\n", stdout);
-        (void)fflush(stdout);
-        if (end.reason == CARRY_REASON_FAILED) {
-            (void)fprintf(stderr, "carry: %s\n", d->failure);
-        } else {
+        if (!d->common.json) {
+            (void)fputs(is_stopped ? " ...\n" : "\n", stdout);
+            (void)fflush(stdout);
+        }
+        if (!d->common.json && end.reason == CARRY_REASON_FAILED) {
+            complain(d, d->failure);
+        } else if (!d->common.json) {
             print_rates(&end);
         }
         (void)chat_conversation_add(&d->conversation, "assistant", text);
+        if (d->common.json) {
+            print_answer(d, &end, text);
+        }
     }
     is_stopped = 0;
     free(text);
 }
 
 static void on_help(chat_session *d, const char *rest) {
-    (void)d;
     (void)rest;
     (void)fputs("/system [TEXT]  set or remove the system prompt\n"
                 "/undo           remove the last question and its answer\n"
@@ -148,7 +188,7 @@ static void on_help(chat_session *d, const char *rest) {
                 "/save FILE      save the messages to FILE and the state of the model to FILE.state\n"
                 "/load FILE      go on from there\n"
                 "/help, /quit    Ctrl-C stops an answer, Ctrl-D ends\n",
-                stdout);
+                d->common.json ? stderr : stdout);
 }
 
 static void on_quit(chat_session *d, const char *rest) {
@@ -158,14 +198,14 @@ static void on_quit(chat_session *d, const char *rest) {
 
 static void on_system(chat_session *d, const char *rest) {
     if (!chat_conversation_system(&d->conversation, rest)) {
-        (void)fputs("carry: out of memory\n", stderr);
+        complain(d, "out of memory");
     }
 }
 
 static void on_undo(chat_session *d, const char *rest) {
     (void)rest;
     if (!chat_conversation_remove(&d->conversation, "user")) {
-        (void)fputs("carry: there is no question to remove\n", stderr);
+        complain(d, "there is no question to remove");
     }
 }
 
@@ -173,7 +213,7 @@ static void on_retry(chat_session *d, const char *rest) {
     (void)rest;
     const size_t count = d->conversation.count;
     if (count == 0 || strcmp(d->conversation.message[count - 1].role, "system") == 0) {
-        (void)fputs("carry: there is no question to answer again\n", stderr);
+        complain(d, "there is no question to answer again");
         return;
     }
     if (strcmp(d->conversation.message[count - 1].role, "assistant") == 0) {
@@ -184,10 +224,10 @@ static void on_retry(chat_session *d, const char *rest) {
 
 static void on_save(chat_session *d, const char *rest) {
     if (rest[0] == '\0') {
-        (void)fputs("carry: /save needs the name of a file\n", stderr);
+        complain(d, "/save needs the name of a file");
     } else if (chat_conversation_save(d->ctx, &d->conversation, d->engine, &d->chat, rest) != CARRY_OK) {
         report_failure(d);
-    } else {
+    } else if (!d->common.json) {
         (void)fprintf(stderr, "%s[saved: %s, %s.state]%s\n", cli_dim(), rest, rest, cli_plain());
     }
 }
@@ -195,10 +235,10 @@ static void on_save(chat_session *d, const char *rest) {
 static void on_load(chat_session *d, const char *rest) {
     bool has_state;
     if (rest[0] == '\0') {
-        (void)fputs("carry: /load needs the name of a file\n", stderr);
+        complain(d, "/load needs the name of a file");
     } else if (chat_conversation_load(d->ctx, &d->conversation, d->engine, rest, &has_state) != CARRY_OK) {
         report_failure(d);
-    } else {
+    } else if (!d->common.json) {
         (void)fprintf(stderr, "%s[%zu messages%s]%s\n", cli_dim(), d->conversation.count,
                       has_state ? " and their state" : "; their state is read again", cli_plain());
     }
@@ -223,7 +263,26 @@ static void run_command(chat_session *d, const char *text) {
         }
     }
     char shown[64];
-    (void)fprintf(stderr, "carry: '%s': unknown command; /help lists them\n", cli_shown(shown, text));
+    char why[128];
+    (void)snprintf(why, sizeof why, "'%s': unknown command; /help lists them", cli_shown(shown, text));
+    complain(d, why);
+}
+
+/* One JSON line for a line of input that has no answer. */
+static void print_line(chat_session *d, const char *text) {
+    const bool is_command = text[0] == '/';
+    if (!d->common.json || d->has_answered) {
+        return;
+    }
+    cli_json_open();
+    if (is_command) {
+        cli_json_bytes("command", text, strcspn(text, " "));
+    }
+    if (d->complaint[0] != '\0') {
+        cli_json_text("error", d->complaint);
+    }
+    cli_json_integer("messages", (int64_t)d->conversation.count);
+    cli_json_close();
 }
 
 static void converse(chat_session *d) {
@@ -236,11 +295,16 @@ static void converse(chat_session *d) {
         if (result == CHAT_LINE_CLEARED || text[strspn(text, " \t")] == '\0') {
             continue;
         }
+        d->complaint[0] = d->failure[0] = '\0';
+        d->has_answered = false;
         if (text[0] == '/') {
             run_command(d, text);
         } else if (chat_conversation_add(&d->conversation, "user", text)) {
             answer(d);
+        } else {
+            complain(d, "out of memory");
         }
+        print_line(d, text);
     }
 }
 
@@ -272,9 +336,10 @@ static int chat(chat_session *d, const char *folder) {
     if (d->system != NULL && !chat_conversation_system(&d->conversation, d->system)) {
         return cli_refuse("out of memory");
     }
-    cli_tell_dtype(d->dtype, d->why, false);
+    cli_tell_dtype(d->dtype, d->why, d->common.json);
     catch_interrupt();
     chat_line_open(&d->line);
+    d->line.is_terminal = d->line.is_terminal && !d->common.json;
     if (d->line.is_terminal) {
         (void)fprintf(stderr, "%s%s: /help lists the commands%s\n", cli_dim(), folder, cli_plain());
     }
@@ -337,7 +402,10 @@ const cli_verb cli_chat = {
         "Answers are printed as they come; tokens/s and the tokens of the prompt that were cached follow on\n"
         "standard error. Ctrl-C stops an answer, which stays in the conversation as far as it came. Ctrl-D ends.\n"
         "Lines that begin with / are commands: /system, /undo, /retry, /save, /load, /help, /quit. Without a\n"
-        "terminal, every line of standard input is a message or a command.",
+        "terminal, every line of standard input is a message or a command.\n"
+        "With --json every such line gives one line: of an answer content, ended, prompt_tokens, cached_tokens, "
+        "tokens\n"
+        "and times; of a command its name; error if it failed; and the number of messages.",
     .example = "carry chat model --system 'Answer briefly.'",
     .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16"},
     .run = run,

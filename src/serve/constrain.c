@@ -111,7 +111,7 @@ bool carry_serve_constrain(carry_ctx *ctx, carry_serve_constraint **made, const 
     }
     if (text->tokenizer == NULL) {
         return carry_serve_refuse(refusal, 400, "response_format",
-                                  "a format needs a tokenizer, and this model has none");
+                                  "a format needs a tokenizer: this model has no tokenizer");
     }
     if (needs_call(r) && !has(text, "<tool_call>")) {
         return carry_serve_refuse(refusal, 400, "tool_choice",

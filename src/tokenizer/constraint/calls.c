@@ -74,7 +74,7 @@ static bool allows_text(const carry_json *root, const carry_json *schema, int *s
     return is_text;
 }
 
-/* Follows references of the parameters to the schema that has `properties`; NULL if there is none. */
+/* Follows references of the parameters to the schema that has `properties`; NULL if one is not found. */
 static const carry_json *resolve(const carry_json *parameters) {
     const carry_json *schema = parameters;
     for (int hop = 0; hop < 32 && schema != NULL; hop++) {
