@@ -149,8 +149,8 @@ static void case_adamw(carry_dtype type) {
     operand m16 = given(CARRY_BF16, 1, &n, -0.1f, 0.1f), v16 = given(CARRY_BF16, 1, &n, 0, 1);
     operand w16 = given(CARRY_F32, 1, &n, -1, 1), momentum = given(CARRY_BF16, 1, &n, -1, 1);
     operand u = wanted(CARRY_F32, 1, &n);
-    float number = 3.0f;
-    operand step = spread(carry_view_1d(&number, CARRY_F32, 1));
+    float steps_taken = 3.0f;
+    operand step = spread(carry_view_1d(&steps_taken, CARRY_F32, 1));
     EACH_SIDE {
         const carry_adamw o = {CARRY_INIT(carry_adamw), .rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1,
                                .factor = 1.0,           .step = 3};
