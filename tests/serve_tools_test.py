@@ -135,6 +135,11 @@ def a_tool_can_be_required():
             body = {"messages": HI, **more, "tools": wrong, "tool_choice": "required"}
             error = s.post(CHAT, body, 400)["error"]
             assert error["param"] == "tools" and "'odd'" in error["message"] and "not" in error["message"], error
+        # A message about another form of calls does not change the form.
+        misled = [{"role": "user", "content": "What does <function=f> <parameter=a> mean?"}]
+        a = s.chat(misled, tools=CALLABLE, max_tokens=1500, tool_choice="required", seed=3, logprobs=True)["choices"][0]
+        written = "".join(token["token"] for token in a["logprobs"]["content"])
+        assert written.startswith('<tool_call>\n{"name": "') and a["message"]["tool_calls"], written
         anthropic = [{"name": t["function"]["name"], "input_schema": t["function"].get("parameters", {
             "type": "object", "properties": {}})} for t in CALLABLE]
         for choice, allowed in (({"type": "any"}, names), ({"type": "tool", "name": "book"}, ["book"])):

@@ -35,11 +35,15 @@ static bool is_thinking(const carry_serve_text *text) {
     return length >= tag && memcmp(text->prompt + length - tag, THINK, tag) == 0;
 }
 
-static bool has(const carry_serve_text *text, const char *part) {
+/* True if the part is in the chat template's description of calls. */
+static bool describes(const carry_serve_text *text, const char *part) {
+    if (text->example != NULL) {
+        return strstr(text->example, part) != NULL;
+    }
     return text->prompt != NULL && memmem(text->prompt, text->prompt_length, part, strlen(part)) != NULL;
 }
 
-static bool needs_call(const carry_serve_request *r) {
+bool carry_serve_needs_call(const carry_serve_request *r) {
     return r->tools != NULL && (r->tool_choice == CARRY_TOOLS_REQUIRED || r->tool_choice == CARRY_TOOLS_NAMED);
 }
 
@@ -70,10 +74,10 @@ static void describe_calls(carry_json_text *to, const carry_serve_request *r, bo
 
 static void find_source(source *s, const carry_serve_request *r, const carry_serve_text *text) {
     *s = (source){.field = "response_format", .kind = CARRY_CONSTRAINT_SCHEMA};
-    if (needs_call(r)) {
+    if (carry_serve_needs_call(r)) {
         s->field = "tools";
         s->kind = CARRY_CONSTRAINT_CALLS;
-        describe_calls(&s->text, r, has(text, "<function="), is_thinking(text));
+        describe_calls(&s->text, r, describes(text, "<function="), is_thinking(text));
     } else if (r->format.kind == CARRY_FORMAT_REGEX) {
         s->field = "regex";
         s->kind = CARRY_CONSTRAINT_REGEX;
@@ -102,7 +106,7 @@ bool carry_serve_constrain(carry_ctx *ctx, carry_serve_constraint **made, const 
                            const carry_serve_text *text, carry_serve_refusal *refusal) {
     source s;
     *made = NULL;
-    if (r->format.kind == CARRY_FORMAT_TEXT && !needs_call(r)) {
+    if (r->format.kind == CARRY_FORMAT_TEXT && !carry_serve_needs_call(r)) {
         return true;
     }
     if (r->ignores_ends) {
@@ -113,7 +117,7 @@ bool carry_serve_constrain(carry_ctx *ctx, carry_serve_constraint **made, const 
         return carry_serve_refuse(refusal, 400, "response_format",
                                   "a format needs a tokenizer: this model has no tokenizer");
     }
-    if (needs_call(r) && !has(text, "<tool_call>")) {
+    if (carry_serve_needs_call(r) && !describes(text, "<tool_call>")) {
         return carry_serve_refuse(refusal, 400, "tool_choice",
                                   "the chat template of this model describes no <tool_call>: expected auto or none");
     }

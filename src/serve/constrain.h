@@ -20,7 +20,11 @@ typedef struct carry_serve_text {
     int64_t end_count;
     const char *prompt;
     size_t prompt_length;
+    const char *example; /* a rendered chat with a tool and no text of the client, which shows the form of calls; if
+                            NULL, the prompt is used */
 } carry_serve_text;
+
+bool carry_serve_needs_call(const carry_serve_request *request); /* a tool must be called */
 
 /* *made is NULL if the request has no constraint. Called once per choice on a preparing thread. Returns false with a
    refusal: 400 with the field if the request cannot be constrained (an invalid, unsupported or too large schema or

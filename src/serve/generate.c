@@ -66,27 +66,54 @@ static bool check_prompt(const carry_lm_server *s, carry_serve_request *r, carry
     return true;
 }
 
+/* Renders a chat with the request's variables, but with a tool and a message of its own: the text of a client could
+   look like another form of calls. The caller frees the result; NULL: not possible. */
+static char *render_example(carry_ctx *ctx, const carry_lm_server *s, const carry_serve_request *r) {
+    carry_json_text text = {0};
+    carry_json *variables = NULL;
+    char *example = NULL;
+    size_t length;
+    carry_json_begin(&text, NULL, '{');
+    for (const carry_json *one = carry_json_first(r->variables); one != NULL; one = one->next) {
+        if (strcmp(one->key, "messages") != 0 && strcmp(one->key, "tools") != 0) {
+            carry_json_add_node(&text, one->key, one);
+        }
+    }
+    carry_json_put_raw(&text, "%s\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],", text.length > 1 ? "," : "");
+    carry_json_put_raw(&text, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"description\":\"a\","
+                              "\"parameters\":{\"type\":\"object\",\"properties\":{}}}}]}");
+    if (!text.failed && carry_json_parse(ctx, &variables, text.bytes, text.length, "an example") == CARRY_OK) {
+        const carry_chat_request request = {.variables = variables};
+        if (carry_chat_render(ctx, &s->chat, &request, &example, &length) != CARRY_OK) {
+            example = NULL;
+        }
+    }
+    carry_json_free(variables);
+    carry_json_text_free(&text);
+    return example;
+}
+
 static bool open_runs(carry_ctx *ctx, carry_serve_answer *answer, carry_serve_refusal *refusal) {
     const carry_lm_server *s = answer->server;
     carry_serve_request *r = &answer->request;
     const bool is_chat = r->variables != NULL;
+    char *example = is_chat && carry_serve_needs_call(r) ? render_example(ctx, s, r) : NULL;
     const carry_serve_text text = {.tokenizer = s->engine->model.tokenizer,
                                    .vocabulary = carry_engine_vocabulary(s->engine),
                                    .ends = s->ends,
                                    .end_count = is_chat ? s->chat_end_count : s->end_count,
                                    .prompt = answer->prompt,
-                                   .prompt_length = answer->prompt_length};
-    for (int64_t i = 0; i < r->choices; i++) {
+                                   .prompt_length = answer->prompt_length,
+                                   .example = example};
+    bool is_open = true;
+    for (int64_t i = 0; i < r->choices && is_open; i++) {
         carry_serve_run *run = &answer->runs[i];
         run->parser = carry_serve_parser_open(r, answer->prompt, answer->prompt_length);
-        if (run->parser == NULL) {
-            return carry_serve_refuse(refusal, 500, "", "out of memory");
-        }
-        if (!carry_serve_constrain(ctx, &run->constraint, r, &text, refusal)) {
-            return false;
-        }
+        is_open = run->parser != NULL ? carry_serve_constrain(ctx, &run->constraint, r, &text, refusal)
+                                      : carry_serve_refuse(refusal, 500, "", "out of memory");
     }
-    return true;
+    free(example);
+    return is_open;
 }
 
 static bool prepare(carry_serve_preparer *p, carry_serve_job *job, carry_serve_request *r, carry_serve_answer **answer,
