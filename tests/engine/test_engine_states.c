@@ -532,7 +532,9 @@ static void test_cancelled_requests_keep_only_whole_states(void **state) {
                     assert_in_range(length, 900, 900 + texts[i].count);
                     const carry_kept *k = carry_scheduler_state(b.scheduler, texts[i].state);
                     assert_true(k->track.length >= 900);
-                    memcpy(ids + 900, texts[i].ids, (size_t)texts[i].count * sizeof *ids);
+                    for (int64_t j = 0; j < texts[i].count; j++) {
+                        ids[900 + j] = texts[i].ids[j];
+                    }
                     memcpy(ids + length, ids + 1800, 5 * sizeof *ids);
                     engine_text more = run(&b, ids + 1800, 5, 10, texts[i].state, false);
                     assert_text(&b, &more, ids, length + 5);
