@@ -125,8 +125,9 @@ bool carry_http_socket_send(carry_http_socket *socket, bool binary, size_t lengt
 void carry_http_socket_close(carry_http_socket *socket, int status, const char *reason);
 /* For an endpoint that has reached a limit of its own: closes a silent socket at this endpoint (status 1013) of an
    address that has more sockets than the address of `newcomer`, preferably of the one with the most. A socket is silent
-   if it takes no messages, does not answer pings, or has sent nothing since it was opened; others are never closed.
-   Returns true if a socket was closed; `closed` has then been called for it. */
+   if it takes no messages, does not answer pings, or has sent nothing since it was opened. If none is silent, closes an
+   active one of an address that has more than half of all sockets. Returns true if a socket was closed; `closed` has
+   then been called for it. */
 bool carry_http_socket_replace(carry_http_socket *newcomer);
 
 /* The server. */

@@ -157,9 +157,9 @@ carry_http_flush carry_http_send_queued(carry_http_response *response, int file,
 int carry_http_socket_callback(carry_http_server *server, struct lws *wsi, enum lws_callback_reasons reason,
                                carry_http_socket *socket, void *in, size_t length);
 void carry_http_drop_stalled(carry_http_server *server);
-/* Closes a silent WebSocket of the address that has the most, if it has more than `least`. endpoint: closes only a
-   WebSocket of this endpoint, although those of all endpoints are counted; NULL: any. Returns true if one was closed.
- */
+/* Closes a silent WebSocket of the address that has the most, if it has more than `least`; if none is silent, an active
+   one of an address that has more than half of all. endpoint: closes only a WebSocket of this endpoint, although those
+   of all endpoints are counted; NULL: any. Returns true if one was closed. */
 bool carry_http_drop_socket(carry_http_server *server, const carry_http_endpoint *endpoint, int least);
 
 #endif

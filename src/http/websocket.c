@@ -144,40 +144,46 @@ static bool is_silent(const carry_http_socket *socket, double now) {
     return is_stalled(socket, now) || is_unanswered || !socket->has_spoken;
 }
 
-/* True if a is to be closed before b: sockets of the address with the most come first, then stalled ones, then the one
-   that sent something longest ago. */
+/* True if a is to be closed before b: sockets of the address with the most come first, then stalled ones, then those
+   that have sent nothing at all, then the one that sent something longest ago. */
 static bool closes_before(const carry_http_socket *a, const carry_http_socket *b, double now) {
     if (a->address->sockets != b->address->sockets) {
         return a->address->sockets > b->address->sockets;
     }
-    return is_stalled(a, now) != is_stalled(b, now) ? is_stalled(a, now) : a->active < b->active;
+    if (is_stalled(a, now) != is_stalled(b, now)) {
+        return is_stalled(a, now);
+    }
+    return a->has_spoken != b->has_spoken ? !a->has_spoken : a->active < b->active;
 }
 
 bool carry_http_drop_socket(carry_http_server *server, const carry_http_endpoint *endpoint, int least) {
-    carry_http_socket *chosen = NULL;
+    carry_http_socket *silent = NULL;
+    carry_http_socket *active = NULL;
+    int total = 0;
     double now = carry_seconds();
-    for (carry_http_socket *one = server->sockets; one != NULL; one = one->next) {
+    for (carry_http_socket *one = server->sockets; one != NULL; one = one->next, total++) {
         if (one->address == NULL || one->address->sockets <= least || one->close_status != 0 ||
             (endpoint != NULL && one->endpoint != endpoint)) {
             continue;
         }
-        if (!is_silent(one, now)) {
+        carry_http_socket **chosen = is_silent(one, now) ? &silent : &active;
+        if (chosen == &active) {
             want_ping(one, now, UNANSWERED); /* it may be silent at the next try */
-        } else if (chosen == NULL || closes_before(one, chosen, now)) {
-            chosen = one;
         }
+        *chosen = *chosen == NULL || closes_before(one, *chosen, now) ? one : *chosen;
     }
-    if (chosen == NULL) {
+    const bool holds_most = active != NULL && 2 * active->address->sockets > total;
+    carry_http_socket *closing = silent != NULL ? silent : holds_most ? active : NULL;
+    if (closing == NULL) {
         return false;
     }
-    carry_log(server->ctx, CARRY_LOG_INFO,
-              "a silent WebSocket of an address with %d of them is closed for another address",
-              chosen->address->sockets);
+    carry_log(server->ctx, CARRY_LOG_INFO, "%s WebSocket of an address with %d of %d is closed for another address",
+              closing == silent ? "a silent" : "an active", closing->address->sockets, total);
     server->counts.stalled++;
-    unlink_socket(server, chosen);
-    drop_message(chosen);
-    carry_http_socket_close(chosen, TRY_AGAIN_LATER, "silent: closed for a client of another address");
-    lws_set_timeout(chosen->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, 1); /* seconds until it is killed */
+    unlink_socket(server, closing);
+    drop_message(closing);
+    carry_http_socket_close(closing, TRY_AGAIN_LATER, "closed for a client of another address");
+    lws_set_timeout(closing->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, 1); /* seconds until it is killed */
     return true;
 }
 

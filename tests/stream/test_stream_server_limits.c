@@ -177,36 +177,70 @@ static void test_active_viewers_stay_where_silent_ones_make_place(void **state) 
     site_close(&s);
 }
 
-/* If all viewers are active, a new one is refused; once they answer no more pings, it gets a place. */
+/* Joins as an active viewer: the server knows that it is there, since it answers its message. */
+static int join_actively(const site *s, unsigned address) {
+    static message m;
+    int status = 0;
+    const int to = ws_upgrade(knock_from(s->port, address), s->port, "/ws", "", &status);
+    assert_int_equal(status, 101);
+    ws_hear_kind(to, 2, &m);
+    assert_true(ws_text(to, "{\"seed\": 1}"));
+    ws_hear_answer(to, &m);
+    return to;
+}
+
+static void test_one_address_cannot_hold_all_places(void **state) {
+    (void)state;
+    static int viewer[CARRY_HUB_VIEWERS];
+    static message m;
+    site s;
+    int status = 0;
+    site_open(&s, &(carry_server_options){0});
+    site_publish(&s, 0);
+    for (int i = 0; i < CARRY_HUB_VIEWERS; i++) {
+        viewer[i] = join_actively(&s, 2);
+    }
+    for (unsigned other = 3; other < 6; other++) {
+        int to = ws_upgrade(knock_from(s.port, other), s.port, "/ws", "", &status);
+        assert_int_equal(status, 101);
+        ws_hear_kind(to, 2, &m);
+        (void)close(to);
+    }
+    for (int i = 0; i < CARRY_HUB_VIEWERS; i++) {
+        (void)close(viewer[i]);
+    }
+    site_close(&s);
+}
+
+/* If all viewers are active and no address has more than half of the places, a new one is refused; once they answer no
+   more pings, it gets a place. */
 static void test_viewers_that_fall_silent_make_place(void **state) {
     (void)state;
     static int viewer[CARRY_HUB_VIEWERS];
     static message m;
     site s;
-    int status = 0, tries = 0;
+    int status = 0;
     site_open(&s, &(carry_server_options){0});
     site_publish(&s, 0);
-    for (int i = 0; i < CARRY_HUB_VIEWERS; i++) {
-        viewer[i] = ws_join(s.port);
-        ws_hear_kind(viewer[i], 2, &m);
-        assert_true(ws_text(viewer[i], "{\"seed\": 1}")); /* when it is answered, the server knows that it is active */
-        ws_hear_answer(viewer[i], &m);
+    const double start = carry_seconds();
+    for (unsigned i = 0; i < CARRY_HUB_VIEWERS; i++) {
+        viewer[i] = join_actively(&s, 2 + i % 2);
     }
-    for (const double until = carry_seconds() + 3.0 * PATIENCE;; tries++) {
-        int to = ws_upgrade(knock_from(s.port, 2), s.port, "/ws", "", &status);
+    for (const double until = carry_seconds() + 3.0 * PATIENCE;;) {
+        int to = ws_upgrade(knock_from(s.port, 4), s.port, "/ws", "", &status);
         assert_int_equal(status, 101);
         do {
             ws_hear(to, &m);
         } while (m.opcode == 1);
         (void)close(to);
         if (m.opcode == 2) {
+            assert_true(carry_seconds() - start > 3.0); /* sooner, all were active */
             break;
         }
         assert_int_equal(m.opcode, 8);
         assert_true(carry_seconds() < until);
         (void)usleep(300000);
     }
-    assert_true(tries > 2);
     for (int i = 0; i < CARRY_HUB_VIEWERS; i++) {
         (void)close(viewer[i]);
     }
@@ -328,6 +362,7 @@ int main(void) {
         cmocka_unit_test(test_one_address_leaves_connections_for_others),
         cmocka_unit_test(test_viewers_of_one_address_leave_others_in),
         cmocka_unit_test(test_active_viewers_stay_where_silent_ones_make_place),
+        cmocka_unit_test(test_one_address_cannot_hold_all_places),
         cmocka_unit_test(test_viewers_that_fall_silent_make_place),
         cmocka_unit_test(test_a_request_must_come_within_seconds),
         cmocka_unit_test(test_guesses_of_a_token_are_slowed_down),
