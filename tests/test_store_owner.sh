@@ -13,8 +13,9 @@ export ASAN_OPTIONS
 
 # A project whose queue holds `touch ran`, without a worker: the worker and the keeper of job 1 are killed.
 mkdir -p owner/.carry owner/below
-(cd owner && "$carry" job submit -- sh -c 'echo $PPID > pid; sleep 1000' > out && "$carry" job submit -- touch "$folder/ran" > out)
+(cd owner && "$carry" job submit -- sh -c 'echo $PPID > pid; sleep 1000' > out)
 wait_for 120 test -s owner/pid || fail "job 1 does not run"
+(cd owner && "$carry" job submit -- touch "$folder/ran" > out) # while a worker is at work, so that no second one is started
 keeper=$(cat owner/pid)
 worker=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$keeper/status")
 [ "${worker:-0}" -gt 1 ] && tr '\0' ' ' < "/proc/$worker/cmdline" | grep -q "job work" || { fail "no worker"; exit 1; }
