@@ -1,5 +1,6 @@
-/* Any bytes as a regular expression (first byte even) or as a JSON schema: refused with an error message, or a random
-   walk through its masks in which a token is always allowed until the text may end. */
+/* Any bytes as a regular expression, a JSON schema or a list of tools to call (first byte 0, 1 or 2, modulo 3): refused
+   with an error message, or a random walk through its masks in which a token is always allowed until the text may end.
+ */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,8 +69,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size == 0) {
         return 0;
     }
-    const carry_constraint_kind kind = data[0] % 2 == 0 ? CARRY_CONSTRAINT_REGEX : CARRY_CONSTRAINT_SCHEMA;
-    if (carry_cursor_new(ctx, &cursor, tokenizer(ctx), kind, (const char *)data + 1, size - 1) != CARRY_OK) {
+    static const carry_constraint_kind kinds[] = {CARRY_CONSTRAINT_REGEX, CARRY_CONSTRAINT_SCHEMA,
+                                                  CARRY_CONSTRAINT_CALLS};
+    if (carry_cursor_new(ctx, &cursor, tokenizer(ctx), kinds[data[0] % 3], (const char *)data + 1, size - 1) !=
+        CARRY_OK) {
         expect(carry_ctx_error(ctx)[0] != '\0');
         return 0;
     }
