@@ -9,7 +9,7 @@ help:
 	@echo "make demo        build Carry, demonstrate it, and write a report (./demo.sh)"
 	@echo "make test        install missing packages, build, test that this machine computes right (./test.sh; at most 10 minutes)"
 	@echo "make check-basic the same without installing anything"
-	@echo "make check       every preset and every test: sanitizers, clang, CUDA, qemu, lint (./test.sh all installs first; 35 minutes)"
+	@echo "make check       every preset and every test: sanitizers, clang, CUDA, qemu, lint (./test.sh all installs first; 30 to 75 minutes)"
 	@echo "make check-fast  one build and its quick tests"
 	@echo "make format      rewrite the sources in the project's format"
 	@echo "make lint        check the format, include layers, clang-tidy and cppcheck (make check uses a shallower analyzer)"
