@@ -18,7 +18,7 @@ KEYS = [(r"tokens_per_s$", "tokens/s"), (r"frames_per_s$|^fps$", "frames/s"), (r
         (r"(_s|_seconds|^seconds)$|^(own|clean|denoise|decode|recompute|slower_stage|cost)$", "s"), (r"_ms$|^ms$", "ms"), (r"_us$", "µs"),
         (r"_kb$|_kB$", "kB"), (r"_MB$", "MB"), (r"_MiB$", "MiB"), (r"bytes$|^resident|^workspace$|^memory$", "bytes"),
         (r"^(share|busy|spread|value|overlap|mfu|exposed|use|score)$", "times")]
-COUNT = "count"  # unit of a number in JSON whose name is none of these: it is no figure that has a unit
+COUNT = "count"  # unit of a number in JSON whose name is not listed below: it is not a figure with a unit
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 TOKEN = re.compile(r"(?<![\w.,:²³#/])[-−+]?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?)(?![\w]|[.,:]\d)\s?(" + UNIT + r"|k|M)?(?![\w/])")
 LIST_OF = re.compile(r"(\s*(,|and|to|or|/|;|against|instead of|→)\s*|\s*[\d.,]+\s*)+")  # between numbers that share a unit

@@ -7,6 +7,7 @@ they are not. With the patch it needs neither of the two.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from . import conv, delta
@@ -19,44 +20,19 @@ def _borders(cu_seqlens: Any, more: dict[str, Any]) -> Any:
     return more.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
 
 
-def _chunk_gated(
-    query: Any, key: Any, value: Any, g: Any, beta: Any, chunk_size: int = 64, initial_state: Any = None,
-    output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Any = None, **more: Any,
-) -> tuple[Any, Any]:  # fmt: skip
-    return delta.chunk_gated_delta_rule(
-        query, key, value, g, beta, initial_state=initial_state, output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=_borders(cu_seqlens, more),
-    )  # fmt: skip
+def _rule(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A delta rule with the arguments of transformers' own functions; the size of chunks is the kernels' own."""
 
+    def call(
+        query: Any, key: Any, value: Any, g: Any, beta: Any, chunk_size: int = 64, initial_state: Any = None,
+        output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Any = None, **more: Any,
+    ) -> Any:  # fmt: skip
+        return function(
+            query, key, value, g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=_borders(cu_seqlens, more),
+        )  # fmt: skip
 
-def _recurrent_gated(
-    query: Any, key: Any, value: Any, g: Any, beta: Any, initial_state: Any = None, output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Any = None, **more: Any,
-) -> tuple[Any, Any]:  # fmt: skip
-    return delta.fused_recurrent_gated_delta_rule(
-        query, key, value, g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=_borders(cu_seqlens, more),
-    )  # fmt: skip
-
-
-def _chunk_kda(
-    query: Any, key: Any, value: Any, g: Any, beta: Any, chunk_size: int = 64, initial_state: Any = None,
-    output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Any = None, **more: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    return delta.chunk_kda(
-        query, key, value, g, beta, initial_state=initial_state, output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=_borders(cu_seqlens, more),
-    )  # fmt: skip
-
-
-def _recurrent_kda(
-    query: Any, key: Any, value: Any, g: Any, beta: Any, initial_state: Any = None, output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Any = None, **more: Any,
-) -> tuple[Any, Any]:  # fmt: skip
-    return delta.fused_recurrent_kda(
-        query, key, value, g, beta, initial_state=initial_state, output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=_borders(cu_seqlens, more),
-    )  # fmt: skip
+    return call
 
 
 def _convolution(
@@ -71,12 +47,12 @@ def _convolution(
 # Names in transformers' modules. Older versions have two functions of each kind: that of another package, and one that
 # starts with torch_ for machines without it. Their layers keep one of the two when they are built.
 _REPLACED = {
-    "torch_chunk_gated_delta_rule": _chunk_gated,
-    "torch_recurrent_gated_delta_rule": _recurrent_gated,
+    "torch_chunk_gated_delta_rule": _rule(delta.chunk_gated_delta_rule),
+    "torch_recurrent_gated_delta_rule": _rule(delta.fused_recurrent_gated_delta_rule),
     "chunk_gated_delta_rule": delta.chunk_gated_delta_rule,
     "fused_recurrent_gated_delta_rule": delta.fused_recurrent_gated_delta_rule,
-    "chunk_kimi_delta_attention": _chunk_kda,
-    "recurrent_kimi_delta_attention": _recurrent_kda,
+    "chunk_kimi_delta_attention": _rule(delta.chunk_kda),
+    "recurrent_kimi_delta_attention": _rule(delta.fused_recurrent_kda),
     "chunk_kda": delta.chunk_kda,
     "fused_recurrent_kda": delta.fused_recurrent_kda,
     "causal_conv1d_fn": _convolution,

@@ -14,6 +14,7 @@
 #include "ops/cuda/quantised_linear.cuh"
 #include "ops/cuda/linear.cuh"
 #include "ops/cuda/loss.cuh"
+#include "ops/cuda/over_block.cuh"
 #include "ops/cuda/wide.cuh"
 
 constexpr int64_t LEFT_OUT = -100;
@@ -122,25 +123,6 @@ __global__ void __launch_bounds__(ROW_THREADS)
 constexpr int WIDE_THREADS = 1024, FOURS = 8; /* vectors of 4 logits of a thread */
 constexpr int64_t WIDE = WIDE_THREADS * 4 * FOURS, WIDE_LEAST = 8192;
 
-/* Combines the values of all threads of the block in a fixed order; all threads get the result. Two calls in a row must
-   not use the same `parts`, since there is no barrier after `parts` is read. */
-template <typename Join> static __device__ __forceinline__ float over_block(float value, float *parts, Join both) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        value = both(value, __shfl_xor_sync(0xffffffffu, value, step));
-    }
-    if (threadIdx.x % 32 == 0) {
-        parts[threadIdx.x / 32] = value;
-    }
-    __syncthreads();
-    value = parts[threadIdx.x % 32];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        value = both(value, __shfl_xor_sync(0xffffffffu, value, step));
-    }
-    return value;
-}
-
 /* e^x = 2^(x log2 e). The error in the sum of a row is below the rounding of the sum. */
 static __device__ __forceinline__ float exponential(float x) {
     float y;
@@ -185,7 +167,7 @@ __global__ void __launch_bounds__(WIDE_THREADS)
         for (int k = 0; k < FOURS; k++) {
             largest = fmaxf(largest, fmaxf(fmaxf(v[k][0], v[k][1]), fmaxf(v[k][2], v[k][3])));
         }
-        largest = over_block(largest, most, [](float a, float b) { return fmaxf(a, b); });
+        largest = over_block<WIDE_THREADS / 32>(largest, most, [](float a, float b) { return fmaxf(a, b); });
         const float base = base_of(largest);
 #pragma unroll
         for (int k = 0; k < FOURS; k++) {
@@ -199,7 +181,7 @@ __global__ void __launch_bounds__(WIDE_THREADS)
                 sum += v[k][j];
             }
         }
-        sum = over_block(sum, sums, [](float a, float b) { return a + b; });
+        sum = over_block<WIDE_THREADS / 32>(sum, sums, [](float a, float b) { return a + b; });
         if (threadIdx.x == 0) {
             const double own = known ? (double)at_target : (double)NAN;
             losses[t] = counts ? (float)(log((double)sum) + ((double)largest - own)) : 0.0f;

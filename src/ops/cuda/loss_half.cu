@@ -7,32 +7,13 @@
 
 #include "ops/cuda/linear.cuh"
 #include "ops/cuda/loss.cuh"
+#include "ops/cuda/over_block.cuh"
 #include "ops/cuda/wide.cuh"
 
 constexpr int64_t LEFT_OUT = -100;
 constexpr int ROW_THREADS = 512, VECTORS = 8; /* vectors of 8 logits of a thread */
 constexpr int WORDS = VECTORS * ONCE / 2;
 constexpr int64_t MOST = (int64_t)ROW_THREADS * VECTORS * ONCE, LEAST = 8192;
-
-/* Combines the values of all threads of the block, in a fixed order; all threads get the result. No barrier follows the
-   reads of `parts`, so the next call must use another array, but the call after that may use this one again. */
-template <typename Join> static __device__ __forceinline__ float over_block(float value, float *parts, Join both) {
-    constexpr int WARPS = ROW_THREADS / 32;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        value = both(value, __shfl_xor_sync(0xffffffffu, value, step));
-    }
-    if (threadIdx.x % 32 == 0) {
-        parts[threadIdx.x / 32] = value;
-    }
-    __syncthreads();
-    value = parts[threadIdx.x % WARPS];
-#pragma unroll
-    for (int step = WARPS / 2; step > 0; step /= 2) {
-        value = both(value, __shfl_xor_sync(0xffffffffu, value, step));
-    }
-    return value;
-}
 
 static __device__ __forceinline__ float power_of_two(float x) {
     float y;
@@ -84,7 +65,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
             both = __hmax2(both, *(const __half2 *)&v[i]);
         }
         const float2 mine = __half22float2(both);
-        const float largest = over_block(fmaxf(mine.x, mine.y), most, [](float a, float b) { return fmaxf(a, b); });
+        const float largest =
+            over_block<ROW_THREADS / 32>(fmaxf(mine.x, mine.y), most, [](float a, float b) { return fmaxf(a, b); });
         const float base = largest == -INFINITY ? 0.0f : largest * LOG2_E;
         widen_again(v);
 #pragma unroll
@@ -92,7 +74,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
             const float2 x = both_of(v[i]);
             sum += power_of_two(fmaf(x.x, LOG2_E, -base)) + power_of_two(fmaf(x.y, LOG2_E, -base));
         }
-        sum = over_block(sum, sums, [](float a, float b) { return a + b; });
+        sum = over_block<ROW_THREADS / 32>(sum, sums, [](float a, float b) { return a + b; });
         if (threadIdx.x == 0) {
             losses[t] = counts ? logf(sum) + (largest - at_target) : 0.0f;
         }

@@ -5,6 +5,7 @@
 
 #include "ops/kernels/kernels.h"
 #include "ops/kernels/quant_avx512.h"
+#include "ops/kernels/quant_layout.h"
 
 #if defined(__AVX512VNNI__)
 
@@ -41,13 +42,6 @@ static void round_token(const carry_quant_x *to, int64_t token, const float *x, 
         carry_quant_kernels_plain.round(&rest, 0, x, count - whole * CARRY_QUANT_BLOCK);
     }
 }
-
-/* Where the parts of a block are. Its integers are `pieces` times 32 bytes or 32 nibbles. */
-typedef struct layout {
-    int bytes, integers, pieces;
-    bool has_nibbles, has_half_scale;
-    int zero; /* the zero point; -1: it is in the byte after the scale */
-} layout;
 
 /* Integers of two pieces plus offset_of(l). */
 INLINE __m512i integers_at(const layout l, const unsigned char *first, const unsigned char *second) {
@@ -182,34 +176,27 @@ static void dots_fp8_block(const carry_quant_dots *d) {
 }
 
 static void dots_q8_0(const carry_quant_dots *d) {
-    static const layout l = {.bytes = 34, .integers = 2, .pieces = 1, .has_half_scale = true};
-    each_four_rows(d, four_simple, &l);
+    each_four_rows(d, four_simple, &layout_q8_0);
 }
 
 static void dots_int8(const carry_quant_dots *d) {
-    static const layout l = {.bytes = 132, .integers = 4, .pieces = 4};
-    each_four_rows(d, four_simple, &l);
+    each_four_rows(d, four_simple, &layout_int8);
 }
 
 static void dots_q4_0(const carry_quant_dots *d) {
-    static const layout l = {
-        .bytes = 18, .integers = 2, .pieces = 1, .has_nibbles = true, .has_half_scale = true, .zero = 8};
-    each_four_rows(d, four_simple, &l);
+    each_four_rows(d, four_simple, &layout_q4_0);
 }
 
 static void dots_int4_g32(const carry_quant_dots *d) {
-    static const layout l = {.bytes = 24, .integers = 8, .pieces = 1, .has_nibbles = true, .zero = -1};
-    each_four_rows(d, four_simple, &l);
+    each_four_rows(d, four_simple, &layout_int4_g32);
 }
 
 static void dots_int4_g64(const carry_quant_dots *d) {
-    static const layout l = {.bytes = 40, .integers = 8, .pieces = 2, .has_nibbles = true, .zero = -1};
-    each_four_rows(d, four_simple, &l);
+    each_four_rows(d, four_simple, &layout_int4_g64);
 }
 
 static void dots_int4_g128(const carry_quant_dots *d) {
-    static const layout l = {.bytes = 72, .integers = 8, .pieces = 4, .has_nibbles = true, .zero = -1};
-    each_four_rows(d, four_simple, &l);
+    each_four_rows(d, four_simple, &layout_int4_g128);
 }
 
 static const carry_quant_entry entries[] = {{&carry_quant_fp8_block, dots_fp8_block},
