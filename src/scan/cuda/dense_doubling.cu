@@ -34,7 +34,14 @@ template <typename E, int SIZE> struct doubling {
             int64_t reach = (int64_t)1 << j;
             int64_t least = first - (halo - (2 * reach - 1));
             least = least > reach ? least : reach;
-            for (int64_t i = high - 1; i >= least; i--) {
+            int64_t i = high - 1;
+            if constexpr (sizeof(E) == sizeof(float) && SIZE == pair_of_elements::SIZE) {
+                pair_of_elements two;
+                for (; pair_of_elements::fits(p) && i >= least; i -= 2) {
+                    two.combine(p, (float *)slots, values, i - low, reach, i > least);
+                }
+            }
+            for (; i >= least; i--) {
                 E *here = slots + (i - low) * ELEMENTS;
                 combine<E, SIZE>(p, here, here, here - reach * ELEMENTS, values + (i - low) * apart,
                                  values + (i - reach - low) * apart);
@@ -118,7 +125,8 @@ template <typename E, int SIZE> struct doubling {
 };
 
 template <typename E, int SIZE>
-__global__ void __launch_bounds__(THREADS) dense_doubling(const __grid_constant__ params p, size_t shared_bytes) {
+__global__ void __launch_bounds__(THREADS, SIZE == 128 ? 1 : 2)
+    dense_doubling(const __grid_constant__ params p, size_t shared_bytes) {
     extern __shared__ uint4 shared[];
     clear_shared<E, SIZE>(shared, shared_bytes, p.n);
     doubling<E, SIZE>(p, shared).run();
