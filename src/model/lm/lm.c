@@ -91,7 +91,8 @@ static void list_slots(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, const 
     }
 }
 
-#define WHOLE 8 /* rows: 16-bit products are several times slower if a size is not a multiple of it */
+/* Rows: 16-bit products are several times slower if a size is not a multiple of 8, and 8-bit ones need 16. */
+#define WHOLE 16
 
 /* Sets the offsets of a part's parameters in the order of `together`, and adds zeros after them up to whole rows. Their
    order in the list of parameters does not change. */

@@ -119,6 +119,7 @@ typedef struct carry_lm_pass_options {
                           bits */
     const carry_lm_recurrence *recurrence; /* NULL: chunk, or linear for a model without the delta rule */
     const void *recurrence_options;
+    const struct carry_lm_fp8 *fp8; /* products in 8-bit floats in calls with backward (lm_fp8.h); NULL: none */
 } carry_lm_pass_options;
 
 typedef struct carry_lm_pass carry_lm_pass;
