@@ -36,6 +36,7 @@ typedef struct carry_lm {
     struct carry_lm_family *heads_family;      /* of multi-token heads; NULL: none */
     struct carry_lm_adapter *adapter;          /* adapter.h; NULL: none */
     double forget;                             /* used by init: a factor on the heads' initial decay rate; 0 means 1 */
+    bool may_train;                            /* weights have f32 masters and are not mapped from files */
     int64_t prompted; /* prompt tokens read so far, counted until carry_lm_pack decides whether to pack */
     bool is_settled;
     void *panels; /* packed weights of the layers (lm_packed.c); NULL: every product packs its own */

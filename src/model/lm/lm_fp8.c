@@ -183,16 +183,15 @@ static bool fits(const carry_lm_call *call, int64_t tokens, carry_tensor W) {
 
 carry_fp8 carry_lm_fp8_wanted(const carry_lm_call *call, bool out, carry_lm_fp8_role role, int64_t columns) {
     const carry_lm_pass *pass = call->pass;
-    const bool wants = uses(call, out, role == CARRY_LM_FP8_DY) && pass->options.fp8->is_known &&
-                       pass->options.dtype == CARRY_BF16 && call->count == pass->tokens &&
-                       carry_fp8_fits(pass->tokens, columns) &&
+    const bool wants = uses(call, out, role == CARRY_LM_FP8_DY) && pass->options.dtype == CARRY_BF16 &&
+                       call->count == pass->tokens && carry_fp8_fits(pass->tokens, columns) &&
                        (size_t)(pass->tokens * columns) <= pass->fp8.codes_bytes;
     return wants ? carry_lm_fp8_matrix(pass, number_of(call, out), role, pass->fp8.codes, pass->tokens, columns)
                  : (carry_fp8){0};
 }
 
 void carry_lm_fp8_wrote(const carry_lm_call *call, carry_tensor x) {
-    call->pass->fp8.ready = x.data;
+    call->pass->fp8.ready = call->pass->options.fp8->is_known ? x.data : NULL;
 }
 
 /* Rounds an activation, unless its codes were written with it. */

@@ -60,7 +60,8 @@ size_t carry_lm_fp8_head_bytes(const carry_lm_pass *pass); /* workspace of carry
 carry_lm_fp8_site carry_lm_fp8_site_of(const carry_lm_call *call, bool out);
 
 /* The matrix of codes that an operator which writes x (or dy) of a site should fill, [tokens, columns]; codes NULL: it
-   should not. After the operator, carry_lm_fp8_wrote says which tensor it was. */
+   should not. After the operator, carry_lm_fp8_wrote says which tensor it was. In the first step, whose scales are not
+   known, these codes are not used, but the same kernels run as in the steps after it, which are recorded. */
 carry_fp8 carry_lm_fp8_wanted(const carry_lm_call *call, bool out, carry_lm_fp8_role role, int64_t columns);
 void carry_lm_fp8_wrote(const carry_lm_call *call, carry_tensor x);
 
