@@ -174,8 +174,7 @@ extern "C" {
     X(fp8_scales, "f32", (carry_ctx * ctx, carry_tensor scales))                                                       \
     X(fp8_product, "bf16 f16", (carry_ctx * ctx, carry_tensor c, carry_fp8 a, carry_fp8 b, carry_tensor base))         \
     X(fp8_loss, "f16",                                                                                                 \
-      (carry_ctx * ctx, carry_tensor losses, carry_tensor logits, carry_tensor targets, carry_fp8 codes,               \
-       float scale))                                                                                                   \
+      (carry_ctx * ctx, carry_tensor losses, carry_tensor logits, carry_tensor targets, carry_fp8 codes, float scale)) \
     X(fp8_rms_norm, "bf16",                                                                                            \
       (carry_ctx * ctx, carry_tensor y, carry_fp8 codes, carry_tensor x, carry_tensor w, float eps))                   \
     X(fp8_swiglu, "bf16", (carry_ctx * ctx, carry_tensor y, carry_fp8 codes, carry_tensor gate, carry_tensor up))      \
