@@ -42,6 +42,10 @@ refused "is an adapter" generate lora -p x
 refused "needs the model that it is for" train --task copy --lora-rank 4 --no-store --out none
 refused "expected refuse or cut" train $base --long-examples shorten --out none
 refused "expected f32 or bf16" train $base --optimizer-state f16 --out none
+refused "expected all, or names separated by commas" train --task copy --dtype bf16 --fp8 gate --no-store --out none
+refused "give --dtype bf16" train --task copy --fp8 all --no-store --out none
+refused "omit --fp8" train $base --dtype bf16 --lora-rank 4 --fp8 all --out none
+refused "compute capability 8.9" train --task copy --dtype bf16 --fp8 all --no-store --device cpu --out none
 "$carry" train $base --steps 2 --save-every 0 --out unsaved > out 2>&1 || fail "$(cat out)"
 grep -q "no checkpoint was written" out || fail "--save-every 0 says: $(cat out)"
 [ ! -e unsaved/latest ] || fail "--save-every 0 wrote a checkpoint"

@@ -14,6 +14,7 @@
 #define CARRY_NOTE_SUM_KEY "crc32c"
 #define CARRY_NOTE_SUM ",\n  \"" CARRY_NOTE_SUM_KEY "\":" /* the start of its last member, a checksum */
 #define CARRY_STATE_FILE "optimizer.safetensors"
+#define CARRY_SCALES_NAME "fp8.scales" /* a tensor in it */
 #define CARRY_TOKENIZER_FILE "tokenizer.json"
 #define CARRY_WORDS_FILE "words.txt" /* only in video models */
 #define CARRY_STATE_NAME 104         /* bytes of a tensor's name: a letter, a dot and a parameter's name */

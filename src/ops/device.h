@@ -32,6 +32,9 @@ typedef struct carry_device_product {
     /* Not NULL: elements of a and of transposed b are 8-bit floats (e4m3), and each 128 elements of a row have a scale
        in f32: [k / 128, m] for a, [k / 128, n] for b. k is a multiple of 128. Only carry_cuda_blaslt supports them. */
     const float *a_scales, *b_scales;
+    /* With one_scale a_scales and b_scales are one scale each, for all elements, k is a multiple of 16, and elements
+       may be e5m2, but not of both. */
+    bool one_scale, a_is_e5m2, b_is_e5m2;
     bool b_is_square; /* 128 rows of b have one scale: b_scales is [(n + 127) / 128, k / 128 rounded up to 4] */
     int ordinal;      /* the device's number in its backend */
     carry_stream *stream;

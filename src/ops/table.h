@@ -21,6 +21,7 @@
 #include "ops/conv2d.h"
 #include "ops/device.h"
 #include "ops/experts.h"
+#include "ops/fp8.h"
 #include "ops/picture.h"
 #include "ops/pool.h"
 #include "ops/sampler.h"
@@ -168,6 +169,18 @@ extern "C" {
     X(decay_gate, CARRY_REAL,                                                                                          \
       (carry_ctx * ctx, carry_tensor g, carry_tensor a, carry_tensor A_log, carry_tensor dt_bias, float bound))        \
     X(decay_gate_backward, CARRY_REAL, (carry_ctx * ctx, const carry_decay_gate_backward_args *args))                  \
+    X(fp8_round, "bf16", (carry_ctx * ctx, carry_fp8 to, carry_tensor x, bool transposed))                             \
+    X(fp8_measure, "bf16", (carry_ctx * ctx, carry_tensor scale, carry_tensor x))                                      \
+    X(fp8_scales, "f32", (carry_ctx * ctx, carry_tensor scales))                                                       \
+    X(fp8_product, "bf16 f16", (carry_ctx * ctx, carry_tensor c, carry_fp8 a, carry_fp8 b, carry_tensor base))         \
+    X(fp8_loss, "f16",                                                                                                 \
+      (carry_ctx * ctx, carry_tensor losses, carry_tensor logits, carry_tensor targets, carry_fp8 codes, float scale)) \
+    X(fp8_rms_norm, "bf16",                                                                                            \
+      (carry_ctx * ctx, carry_tensor y, carry_fp8 codes, carry_tensor x, carry_tensor w, float eps))                   \
+    X(fp8_swiglu, "bf16", (carry_ctx * ctx, carry_tensor y, carry_fp8 codes, carry_tensor gate, carry_tensor up))      \
+    X(fp8_swiglu_backward, "bf16",                                                                                     \
+      (carry_ctx * ctx, carry_tensor dgate, carry_tensor dup, carry_fp8 codes, carry_tensor dy, carry_tensor gate,     \
+       carry_tensor up))                                                                                               \
     X(quantised_pack, "quantised", (carry_ctx * ctx, carry_tensor W, const void *blocks))
 
 typedef struct carry_operators {
@@ -186,6 +199,9 @@ typedef struct carry_operators {
     /* True if steps of a few tokens read quantised matrices without decoding them first; models then keep them
        quantised. NULL: false. */
     bool (*reads_quantised)(int ordinal);
+    /* Why products of 8-bit floats are slow on the device, or NULL if they are fast (carry_fp8_is_fast). NULL as an
+       entry: they are slow. */
+    const char *(*fp8_absence)(carry_ctx *ctx, int ordinal);
 } carry_operators;
 
 /* Finds the table of a device; *ordinal, unless NULL, is set to the device's number in its backend.

@@ -74,7 +74,7 @@ static carry_status save_state(carry_ctx *ctx, const char *folder, const carry_c
         const float *values;
     } part[] = {{'m', c->m}, {'v', c->v}, {'w', c->weights}};
     const int64_t parts = c->weights != NULL ? 3 : 2;
-    carry_safetensors_item *items = calloc((size_t)n, 3 * sizeof *items);
+    carry_safetensors_item *items = calloc((size_t)n + 1, 3 * sizeof *items);
     char(*names)[CARRY_STATE_NAME] = calloc((size_t)n, 3 * sizeof *names);
     carry_status status =
         items != NULL && names != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing %s", path);
@@ -86,7 +86,11 @@ static carry_status save_state(carry_ctx *ctx, const char *folder, const carry_c
                                             .tensor = carry_view((float *)from, CARRY_F32, p->rank, p->shape),
                                             .dtype = c->narrow && i < 2 * n ? CARRY_BF16 : CARRY_F32};
     }
-    status = status == CARRY_OK ? carry_safetensors_write(ctx, path, items, parts * n, NULL) : status;
+    const bool scaled = c->scales.data != NULL;
+    if (status == CARRY_OK && scaled) {
+        items[parts * n] = (carry_safetensors_item){.name = CARRY_SCALES_NAME, .tensor = c->scales, .dtype = CARRY_F32};
+    }
+    status = status == CARRY_OK ? carry_safetensors_write(ctx, path, items, parts * n + scaled, NULL) : status;
     free(items);
     free(names);
     return status;

@@ -3,7 +3,8 @@
        step-400/config.json, model.safetensors, tokenizer.json    a model in the format of Hugging Face
        step-400/optimizer.safetensors                             AdamW's m.NAME and v.NAME, shaped like NAME, f32 or
                                                                   bf16; also w.NAME, the weights in training, if the
-                                                                  saved model is their average
+                                                                  saved model is their average, and fp8.scales, the
+                                                                  scales of products in 8-bit floats
        step-400/train.json                                        step, position in the data, options; size and CRC of
                                                                   each other file; CRC of its own text
        latest -> step-400
@@ -54,6 +55,7 @@ typedef struct carry_checkpoint {
     const float *m, *v;               /* [parameters->count] */
     bool narrow;                      /* m and v are bf16 numbers and are written as such */
     const float *weights;             /* the weights in training, if the saved model is an average of them; else NULL */
+    carry_tensor scales;              /* [n, numbers], f32, in host memory, saved as fp8.scales; absent: none */
     int64_t keep;
 } carry_checkpoint;
 
@@ -74,6 +76,8 @@ carry_status carry_checkpoint_find(carry_ctx *ctx, carry_found *found, const cha
 void carry_found_free(carry_found *found);
 /* Loads m and v of the optimizer's slice from the checkpoint. */
 carry_status carry_checkpoint_load_state(const char *path, carry_optimizer *optimizer);
+/* Loads fp8.scales into a tensor of its shape, on any device. */
+carry_status carry_checkpoint_load_scales(carry_ctx *ctx, const char *path, carry_tensor scales);
 /* Loads the weights in training, from a checkpoint whose model is their average. */
 carry_status carry_checkpoint_load_weights(carry_ctx *ctx, const char *path, const carry_parameters *model);
 

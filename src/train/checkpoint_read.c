@@ -196,6 +196,26 @@ carry_status carry_checkpoint_load_state(const char *path, carry_optimizer *o) {
     return status;
 }
 
+carry_status carry_checkpoint_load_scales(carry_ctx *ctx, const char *path, carry_tensor scales) {
+    char name[CARRY_FILE_PATH];
+    carry_safetensors file;
+    CARRY_TRY(carry_file_in(ctx, name, path, CARRY_STATE_FILE));
+    CARRY_TRY(carry_safetensors_open(ctx, &file, name));
+    const carry_tensor *found = carry_safetensors_find(&file, CARRY_SCALES_NAME);
+    const bool fits = found != NULL && found->dtype == CARRY_F32 && found->rank == 2 &&
+                      found->shape[0] == scales.shape[0] && found->shape[1] == scales.shape[1];
+    carry_status status = CARRY_OK;
+    if (fits) {
+        status = carry_copy(ctx, scales, *found);
+    } else {
+        status =
+            carry_fail(ctx, CARRY_EFORMAT, "%s has no f32 tensor " CARRY_SCALES_NAME " of [%" PRId64 ", %" PRId64 "]",
+                       name, scales.shape[0], scales.shape[1]);
+    }
+    carry_safetensors_close(&file);
+    return status;
+}
+
 carry_status carry_checkpoint_load_weights(carry_ctx *ctx, const char *path, const carry_parameters *model) {
     char name[CARRY_FILE_PATH];
     carry_safetensors file;

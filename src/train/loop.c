@@ -116,6 +116,7 @@ static carry_status gradients(void *training, carry_tensor total, carry_status (
         }
         CARRY_TRY(fed ? pass_of_feed(t, part, &args) : carry_training_pass(t, t->batch, part, &args));
     }
+    t->fp8.is_known = true;
     return CARRY_OK;
 }
 

@@ -50,10 +50,11 @@ typedef struct carry_train_hooks {
     void (*evaluated)(void *user, const carry_train_evaluation *evaluation);
     void (*saved)(void *user, int64_t step, const char *folder);
     void *user;
-    double peak;  /* flop/s of all ranks together; 0: unknown */
-    int device;   /* device of carry/device.h that has the model and does all the work */
-    bool spreads; /* ranks are assigned to the GPUs in turn, starting with the first; device is then any GPU */
-    bool resume;  /* continue from the newest complete checkpoint in options->out */
+    double peak;   /* flop/s of all ranks together; 0: unknown */
+    int device;    /* device of carry/device.h that has the model and does all the work */
+    bool spreads;  /* ranks are assigned to the GPUs in turn, starting with the first; device is then any GPU */
+    bool slow_fp8; /* for tests: accept --fp8 on any device, also the CPU */
+    bool resume;   /* continue from the newest complete checkpoint in options->out */
 } carry_train_hooks;
 
 /* A collective; the options must be the same on every rank. CARRY_EINTERRUPTED after Ctrl-C, with everything saved. */

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/nearest.h"
 #include "core/tensor.h"
+#include "model/lm/lm_fp8.h"
 #include "train/data/examples.h"
 #include "train/recurrences.h"
 #include "train/presets.h"
@@ -66,6 +67,9 @@ const carry_train_key carry_train_keys[] = {
     TEXT("method", method, false, "NAME",
          "how the recurrence is computed (chunk); linear: a model without the delta rule"),
     FLAG("recompute", recompute, false, "recompute in the backward pass: slower, less memory"),
+    TEXT("fp8", fp8, false, "LIST",
+         "products in 8-bit floats, on a GPU in bf16: all, or some of qkv,o,up,down,head; NAME:forward or NAME:dx for "
+         "one direction"),
     FLAG("no-graph", no_graph, false, "on a GPU: launch kernels one by one instead of one CUDA graph per step"),
     WHOLE("steps", steps, 1, MOST, false, "optimizer steps (250)"),
     WHOLE("tokens", tokens, 1, MOST, false, "tokens to train on, instead of steps"),
@@ -199,8 +203,25 @@ static carry_status check_names(carry_ctx *ctx, const carry_train_options *o) {
     return carry_train_recurrence(ctx, o->method, NULL, &(carry_train_recurrence_choice){0});
 }
 
+static carry_status check_fp8(carry_ctx *ctx, const carry_train_options *o, int ranks) {
+    if (o->fp8[0] == '\0') {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_lm_fp8_parse(ctx, &(carry_lm_fp8){0}, o->fp8));
+    if (strcmp(o->dtype, "bf16") != 0) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "--fp8 rounds activations from bf16, not from %s: give --dtype bf16",
+                          o->dtype);
+    }
+    if (carry_train_has_adapter(o)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "--fp8 trains all weights, not an adapter: omit --fp8");
+    }
+    return ranks == 1 ? CARRY_OK
+                      : carry_fail(ctx, CARRY_EUNSUPPORTED, "--fp8 runs on one rank, not %d: omit --fp8", ranks);
+}
+
 carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options *o, int ranks) {
     CARRY_TRY(check_names(ctx, o));
+    CARRY_TRY(check_fp8(ctx, o, ranks));
     CARRY_TRY(check_examples(ctx, o));
     if (strcmp(o->optimizer, "adamw") != 0 && strcmp(o->optimizer, "muon") != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "--optimizer '%s': expected adamw or muon", o->optimizer);

@@ -50,6 +50,7 @@ typedef struct carry_train_options {
     int64_t sequence_ranks;
     char dtype[8], method[24];
     bool recompute, no_graph;
+    char fp8[96]; /* products in 8-bit floats (model/lm/lm_fp8.h); "": none */
     /* The whole run: */
     int64_t steps, tokens;
     double epochs;

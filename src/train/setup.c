@@ -132,6 +132,40 @@ static carry_status make_model(carry_training *t) {
     return adapts ? make_adapter(t) : CARRY_OK;
 }
 
+/* Refuses --fp8 where its products would be slow. */
+static carry_status check_fp8(const carry_training *t) {
+    carry_device_properties about = {CARRY_INIT(carry_device_properties)};
+    const char *why = NULL;
+    if (t->options.fp8[0] == '\0' || t->hooks->slow_fp8 || carry_fp8_is_fast(t->ctx, t->hooks->device, &why)) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_device_properties_of(t->ctx, &about, t->hooks->device));
+    return carry_fail(
+        t->ctx, CARRY_EUNSUPPORTED,
+        "--fp8 on %s: %s. It needs a GPU of compute capability 8.9 or newer, such as an H100 or H200, and "
+        "cuBLASLt: choose one with --device, or omit --fp8",
+        about.name, why);
+}
+
+/* Scales of a checkpoint are those of its list of products; with another list they are measured again. */
+static carry_status open_fp8(carry_training *t) {
+    if (t->options.fp8[0] == '\0') {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_lm_fp8_parse(t->ctx, &t->fp8, t->options.fp8));
+    CARRY_TRY(carry_lm_fp8_open(&t->fp8, t->lm));
+    if (t->loop.found.step >= 0) {
+        carry_train_options before = carry_train_options_default();
+        CARRY_TRY(carry_train_options_read(t->ctx, &before, carry_json_find(t->loop.found.document, "options")));
+        if (strcmp(before.fp8, t->options.fp8) == 0) {
+            CARRY_TRY(carry_checkpoint_load_scales(t->ctx, t->loop.found.path, t->fp8.scales));
+            t->fp8.is_known = true;
+        }
+    }
+    t->loop.scales = t->fp8.scales;
+    return CARRY_OK;
+}
+
 static carry_status choose_steps(carry_training *t) {
     carry_train_options *o = &t->options;
     const double each = (double)o->batch * (double)o->length;
@@ -205,6 +239,8 @@ static carry_status open_pass(carry_training *t) {
     CARRY_TRY(carry_train_recurrence(t->ctx, o->method, sequence, &t->recurrence));
     pass.recurrence = t->recurrence.recurrence;
     pass.recurrence_options = t->recurrence.options;
+    CARRY_TRY(open_fp8(t));
+    pass.fp8 = t->fp8.scales.data != NULL ? &t->fp8 : NULL;
     CARRY_TRY(carry_lm_pass_new(t->lm, &t->pass, &pass));
     t->pass_options = pass;
     t->bytes = carry_lm_pass_memory(t->pass);
@@ -295,6 +331,7 @@ carry_status carry_training_open(carry_training *t) {
     carry_train_options *o = &t->options;
     carry_steps_init(&t->loop, t->comm, o->out, &t->hooks->sink);
     CARRY_TRY(carry_train_options_check(t->ctx, o, carry_comm_size(t->comm)));
+    CARRY_TRY(check_fp8(t));
     CARRY_TRY(carry_grid_open(t->comm, &t->grid, (int)o->sequence_ranks));
     CARRY_TRY(carry_steps_find(&t->loop, t->hooks->resume));
     CARRY_TRY(resolve_model(t));
@@ -322,6 +359,7 @@ void carry_training_close(carry_training *t) {
     carry_device_free(t->ctx, device, t->memory);
     carry_device_free(t->ctx, device, t->logits.data);
     carry_lm_pass_free(t->pass);
+    carry_lm_fp8_close(&t->fp8, t->lm);
     carry_comm_close(t->moving);
     carry_lm_free(t->lm);
     carry_material_close(&t->material);

@@ -86,6 +86,7 @@ typedef struct carry_steps {
     bool (*stop)(void); /* may be NULL */
     const carry_sink *sink;
     carry_schedule schedule;
+    carry_tensor scales;      /* of products in 8-bit floats, [n, numbers], f32, saved in checkpoints; absent: none */
     int64_t seen_each;        /* tokens, or other units, per step */
     double flops, items_each; /* of this rank's part of a step, for spans; 0: unknown */
     /* Fields of the loop: */

@@ -11,6 +11,8 @@
 #include "comm/rates.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/tensor.h"
+#include "model/host.h"
 #include "train/steps_graph.h"
 
 carry_status carry_steps_stop(carry_steps *s, bool *stop) {
@@ -134,6 +136,7 @@ static carry_status gather_state(carry_steps *s, const float **m, const float **
 typedef struct writing {
     carry_steps *steps;
     const float *m, *v;
+    carry_tensor scales; /* in host memory, or absent */
 } writing;
 
 static carry_status write_checkpoint(void *user) {
@@ -153,6 +156,7 @@ static carry_status write_checkpoint(void *user) {
                                        .m = w->m,
                                        .v = w->v,
                                        .narrow = s->optimizer->options.narrow,
+                                       .scales = w->scales,
                                        .keep = s->keep};
         status = s->trainee->describe(s->self, &checkpoint);
         status = status == CARRY_OK ? carry_checkpoint_save(s->ctx, &s->folder, &checkpoint) : status;
@@ -160,6 +164,24 @@ static carry_status write_checkpoint(void *user) {
     carry_json_text_free(&options);
     if (status == CARRY_OK && s->trainee->saved != NULL) {
         s->trainee->saved(s->self, s->folder.path);
+    }
+    return status;
+}
+
+/* A copy in host memory, which the caller frees. */
+static carry_status read_scales(carry_steps *s, carry_tensor *scales) {
+    if (s->scales.data == NULL) {
+        return CARRY_OK;
+    }
+    void *data = malloc((size_t)carry_tensor_count(&s->scales) * sizeof(float));
+    if (data == NULL) {
+        return carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: a checkpoint");
+    }
+    *scales = carry_view(data, CARRY_F32, s->scales.rank, s->scales.shape);
+    const carry_status status = carry_read(s->ctx, *scales, s->scales);
+    if (status != CARRY_OK) {
+        free(data);
+        *scales = (carry_tensor){0};
     }
     return status;
 }
@@ -172,5 +194,8 @@ carry_status carry_steps_save(carry_steps *s) {
         return CARRY_OK;
     }
     CARRY_TRY(gather_state(s, &w.m, &w.v));
-    return carry_steps_alone(s, write_checkpoint, &w, "write the checkpoint");
+    CARRY_TRY(read_scales(s, &w.scales));
+    const carry_status status = carry_steps_alone(s, write_checkpoint, &w, "write the checkpoint");
+    free(w.scales.data);
+    return status;
 }

@@ -2,6 +2,7 @@
 #ifndef CARRY_TRAIN_TRAINING_H
 #define CARRY_TRAIN_TRAINING_H
 
+#include "model/lm/lm_fp8.h"
 #include "train/data/batches.h"
 #include "train/feed.h"
 #include "train/memory.h"
@@ -25,6 +26,7 @@ typedef struct carry_training {
     carry_train_recurrence_choice recurrence;
     carry_lm_pass *pass;
     carry_lm_pass_options pass_options;
+    carry_lm_fp8 fp8; /* scales.data NULL: not used */
     carry_train_memory memory_plan;
     carry_batches *batches;
     const carry_batch *batch;  /* batch of the step, on the CPU */

@@ -43,6 +43,10 @@ carry_status carry_cuda_blaslt(carry_ctx *, const carry_device_product *, bool *
     return CARRY_OK;
 }
 
+bool carry_cuda_has_blaslt(carry_ctx *) {
+    return false;
+}
+
 }
 
 bool carry_delta_ring_copies_apply(const carry_delta_ring_job *, int) {

@@ -36,6 +36,7 @@ typedef struct carry_lm {
     struct carry_lm_family *heads_family;      /* of multi-token heads; NULL: none */
     struct carry_lm_adapter *adapter;          /* adapter.h; NULL: none */
     double forget;                             /* used by init: a factor on the heads' initial decay rate; 0 means 1 */
+    bool may_train;                            /* weights have f32 masters and are not mapped from files */
     int64_t prompted; /* prompt tokens read so far, counted until carry_lm_pack decides whether to pack */
     bool is_settled;
     void *panels; /* packed weights of the layers (lm_packed.c); NULL: every product packs its own */
@@ -119,6 +120,7 @@ typedef struct carry_lm_pass_options {
                           bits */
     const carry_lm_recurrence *recurrence; /* NULL: chunk, or linear for a model without the delta rule */
     const void *recurrence_options;
+    const struct carry_lm_fp8 *fp8; /* products in 8-bit floats in calls with backward (lm_fp8.h); NULL: none */
 } carry_lm_pass_options;
 
 typedef struct carry_lm_pass carry_lm_pass;

@@ -11,7 +11,11 @@ carry_status carry_lm_project_backward(const carry_lm_call *call, int slot, carr
     if (W.data == NULL) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_linear_backward(call->pass->ctx, dx, carry_lm_dw(call, slot), dy, x, W, accumulate));
+    const carry_tensor absent = {0};
+    bool done;
+    CARRY_TRY(carry_lm_fp8_linear_dx(call, true, dx, dy, W, accumulate, &done));
+    CARRY_TRY(
+        carry_linear_backward(call->pass->ctx, done ? absent : dx, carry_lm_dw(call, slot), dy, x, W, accumulate));
     return carry_lm_adapt_backward(call, slot, dx, dy, x);
 }
 
@@ -31,6 +35,13 @@ carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int 
         args.dW[args.maps] = call->pass->lm->own.gradients != NULL ? carry_lm_rest(call, true) : (carry_tensor){0};
         args.dy[args.maps++] = rest;
     }
+    carry_tensor all_dy;
+    carry_tensor all_W;
+    bool done = false;
+    if (call->pass->options.fp8 != NULL && carry_lm_fp8_join(args.dy, args.W, args.maps, &all_dy, &all_W)) {
+        CARRY_TRY(carry_lm_fp8_linear_dx(call, false, dx, all_dy, all_W, false, &done));
+    }
+    args.dx = done ? (carry_tensor){0} : dx;
     CARRY_TRY(carry_merged_linear_backward(call->pass->ctx, &args));
     for (int i = 0; call->pass->lm->adapter != NULL && slots[i] >= 0; i++) {
         CARRY_TRY(carry_lm_adapt_backward(call, slots[i], dx, dy[slots[i]], x));

@@ -70,16 +70,16 @@ carry_status carry_lm_head(carry_lm_pass *pass, const carry_lm_args *args, int64
         return CARRY_OK;
     }
     const float scale = args->scale != 0.0f ? args->scale : 1.0f / (float)(counted > 0 ? counted : 1);
-    CARRY_TRY(carry_linear_cross_entropy(
-        ctx,
-        &(carry_linear_cross_entropy_args){.losses = args->losses.data != NULL ? args->losses : pass->losses,
-                                           .dx = args->backward ? pass->back.dx : absent,
-                                           .dW = args->backward ? carry_lm_gradient(lm, lm->head) : absent,
-                                           .x = pass->last,
-                                           .W = carry_parameters_product(&lm->own, lm->head),
-                                           .targets = pass->labels,
-                                           .scale = scale},
-        pass->scratch, pass->scratch_bytes));
+    const carry_linear_cross_entropy_args loss = {.losses = args->losses.data != NULL ? args->losses : pass->losses,
+                                                  .dx = args->backward ? pass->back.dx : absent,
+                                                  .dW = args->backward ? carry_lm_gradient(lm, lm->head) : absent,
+                                                  .x = pass->last,
+                                                  .W = carry_parameters_product(&lm->own, lm->head),
+                                                  .targets = pass->labels,
+                                                  .scale = scale};
+    bool done;
+    CARRY_TRY(carry_lm_fp8_head(pass, args, &loss, &done));
+    CARRY_TRY(done ? CARRY_OK : carry_linear_cross_entropy(ctx, &loss, pass->scratch, pass->scratch_bytes));
     if (args->losses.data != NULL) {
         return CARRY_OK;
     }

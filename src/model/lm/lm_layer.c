@@ -61,6 +61,16 @@ carry_tensor carry_lm_rest(const carry_lm_call *call, bool gradient) {
     return carry_reshape_2d(flat, s->rest_rows, width);
 }
 
+static carry_status merged_linear(const carry_lm_call *call, const carry_merged_linear_args *args) {
+    carry_tensor y;
+    carry_tensor W;
+    bool done = false;
+    if (call->pass->options.fp8 != NULL && carry_lm_fp8_join(args->y, args->W, args->maps, &y, &W)) {
+        CARRY_TRY(carry_lm_fp8_linear(call, false, y, args->x, W, (carry_tensor){0}, &done));
+    }
+    return done ? CARRY_OK : carry_merged_linear(call->pass->ctx, args);
+}
+
 carry_status carry_lm_project_all(const carry_lm_call *call, const int *slots, const carry_tensor *y, carry_tensor rest,
                                   carry_tensor x) {
     carry_merged_linear_args args = {.x = x};
@@ -75,7 +85,7 @@ carry_status carry_lm_project_all(const carry_lm_call *call, const int *slots, c
         args.W[args.maps] = carry_lm_rest(call, false);
         args.y[args.maps++] = rest;
     }
-    CARRY_TRY(carry_merged_linear(call->pass->ctx, &args));
+    CARRY_TRY(merged_linear(call, &args));
     for (int i = 0; call->pass->lm->adapter != NULL && slots[i] >= 0; i++) {
         CARRY_TRY(carry_lm_adapt(call, slots[i], y[slots[i]], x));
     }
@@ -109,9 +119,13 @@ carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_ten
     }
     const carry_tensor out = carry_slice(call->out, call->first, call->count);
     const carry_tensor from = carry_slice(y, call->first, call->count);
-    CARRY_TRY(call->base.data != NULL
-                  ? carry_linear_add(ctx, out, from, W, carry_slice(call->base, call->first, call->count))
-                  : carry_linear(ctx, out, from, W, false));
+    const bool adds = call->base.data != NULL;
+    const carry_tensor base = adds ? carry_slice(call->base, call->first, call->count) : call->base;
+    bool done;
+    CARRY_TRY(carry_lm_fp8_linear(call, true, out, from, W, base, &done));
+    if (!done) {
+        CARRY_TRY(adds ? carry_linear_add(ctx, out, from, W, base) : carry_linear(ctx, out, from, W, false));
+    }
     return carry_lm_adapt(call, slot, out, from);
 }
 
@@ -142,6 +156,7 @@ carry_lm_call carry_lm_call_of(carry_lm_pass *pass, const carry_lm_args *args, i
                           .rows = own == &pass->lm->layer[layer].mixer ? rows->mixer : rows->feedforward,
                           .back = part->back};
     rows_read(pass, args, layer, &call.first, &call.count);
+    pass->fp8.ready = NULL; /* layers may share the memory of their activations */
     return call;
 }
 
@@ -158,6 +173,18 @@ carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, 
 carry_status carry_lm_scale(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor factor) {
     const carry_tensor absent = {0};
     return factor.data != NULL ? carry_gated_add_backward(pass->ctx, y, absent, x, absent, factor) : CARRY_OK;
+}
+
+/* y = norm(x) for the maps of the part's input, and its codes if they are in 8-bit floats. */
+static carry_status norm_before(const carry_lm_call *call, carry_tensor y, carry_tensor x, carry_tensor w) {
+    carry_lm_pass *pass = call->pass;
+    const carry_fp8 codes = carry_lm_fp8_wanted(call, false, CARRY_LM_FP8_X, y.shape[1]);
+    if (codes.codes == NULL || pass->lm->config.norm_plus_one) {
+        return carry_lm_norm(pass, y, x, w);
+    }
+    CARRY_TRY(carry_fp8_rms_norm(pass->ctx, y, codes, x, w, (float)pass->lm->config.norm_eps));
+    carry_lm_fp8_wrote(call, y);
+    return CARRY_OK;
 }
 
 /* to = from + factor out, for the rows that are read. */
@@ -194,7 +221,7 @@ static carry_status forward_mixer(carry_lm_pass *pass, const carry_lm_args *args
         CARRY_TRY(carry_lm_norm(pass, middle, carry_slice(r->out, call.first, call.count), w));
         return carry_elementwise(ctx, middle, carry_slice(h, call.first, call.count), middle, CARRY_ADD);
     }
-    CARRY_TRY(carry_lm_norm(pass, r->x, h, w));
+    CARRY_TRY(norm_before(&call, r->x, h, w));
     call.x = r->x;
     call.out = scales ? r->out : r->middle;
     call.base = scales ? call.base : h;
@@ -228,7 +255,7 @@ static carry_status forward_feedforward(carry_lm_pass *pass, const carry_lm_args
         CARRY_TRY(carry_lm_norm(pass, h, carry_slice(r->out2, call.first, call.count), w));
         return carry_elementwise(ctx, h, middle, h, CARRY_ADD);
     }
-    CARRY_TRY(carry_lm_norm(pass, carry_slice(r->x2, call.first, call.count), middle, w));
+    CARRY_TRY(norm_before(&call, carry_slice(r->x2, call.first, call.count), middle, w));
     call.x = r->x2;
     const carry_tensor absent = {0};
     call.out = again ? absent : scales ? r->out2 : pass->h[layer + 1];

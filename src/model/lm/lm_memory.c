@@ -114,11 +114,14 @@ static size_t head_bytes(const carry_lm_pass *pass) {
     size_t more = 0;
     size_t beside = 0;
     const bool half = !pass->options.forward_only && pass->options.dtype == CARRY_BF16 && c->vocab_size <= HALF_WORDS;
-    if (pass->lm->own.device == 0 || !carry_size_product(&more, logits, 2, sizeof(float)) ||
+    if (pass->lm->own.device == 0) {
+        return larger(bytes, carry_lm_fp8_head_bytes(pass));
+    }
+    if (!carry_size_product(&more, logits, 2, sizeof(float)) ||
         (half && !carry_size_product(&beside, copies, 2, sizeof(uint16_t)))) {
         return bytes;
     }
-    return larger(bytes, more + beside + 1024);
+    return larger(larger(bytes, more + beside + 1024), carry_lm_fp8_head_bytes(pass));
 }
 
 /* The largest workspace that an operator of the pass needs. */
@@ -187,6 +190,7 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
         take_back(pass, arena);
     }
     carry_lm_adapter_take(pass, arena);
+    carry_lm_fp8_take(pass, arena);
     pass->unread = absent;
     if (!pass->options.forward_only && pass->lm->own.gradients == NULL) {
         const int64_t unread[] = {CARRY_LM_SLOTS, widest_vector(&pass->lm->own)};

@@ -346,6 +346,7 @@ static carry_status run(carry_lm_pass *pass, const carry_lm_args *args, void *me
     }
     CARRY_TRY(fill_factors(pass));
     CARRY_TRY(carry_lm_adapter_begin(pass));
+    CARRY_TRY(carry_lm_fp8_begin(pass, args));
     CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm->tables, lm->tables->embeddings), pass->ids));
     CARRY_TRY(carry_lm_scale(pass, pass->h[0], pass->h[0], pass->embedding_factor));
     CARRY_TRY(carry_lm_is_heads(lm) ? carry_lm_heads_join(pass, args) : CARRY_OK);

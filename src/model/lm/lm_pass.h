@@ -4,6 +4,7 @@
 
 #include "core/memory.h"
 #include "model/lm/lm.h"
+#include "model/lm/lm_fp8.h"
 
 /* The activations of one layer that its backward pass reads. Rows are tokens. */
 typedef struct carry_lm_rows {
@@ -69,7 +70,8 @@ struct carry_lm_pass {
         const void *last_x;
     } adapter;           /* for a model with an adapter */
     carry_tensor unread; /* for a frozen model: memory for small gradients that operators always compute */
-    void *scratch;       /* workspace of the operator that is running */
+    carry_lm_fp8_memory fp8;
+    void *scratch; /* workspace of the operator that is running */
     size_t scratch_bytes;
 };
 

@@ -202,7 +202,8 @@ static bool set_bias(const blaslt *lt, const plan *made, const carry_device_prod
 
 /* The scales of 8-bit floats, whose pointers differ in every call too. */
 static bool set_scales(const blaslt *lt, const plan *made, const carry_device_product *p) {
-    const int32_t row = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    const int32_t row =
+        p->one_scale ? CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
     const int32_t first = p->b_is_square ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F : row;
     const struct {
         cublasLtMatmulDescAttributes_t which;
@@ -220,12 +221,16 @@ static bool set_scales(const blaslt *lt, const plan *made, const carry_device_pr
     return fine;
 }
 
+static cudaDataType element_type(const carry_device_product *p, bool is_e5m2) {
+    return p->a_scales == NULL ? data_type(p->type) : is_e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+}
+
 /* cuBLASLt's first operand is b and its second is a. */
 static bool make_descriptors(const blaslt *lt, plan *made, const carry_device_product *p) {
     cublasOperation_t first = p->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t second = p->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t after = epilogue(p);
-    const cudaDataType type = p->a_scales != NULL ? CUDA_R_8F_E4M3 : data_type(p->type);
+    const cudaDataType a_type = element_type(p, p->a_is_e5m2), b_type = element_type(p, p->b_is_e5m2);
     return lt->call.cublasLtMatmulDescCreate(&made->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
            lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &after,
                                                    sizeof after) == CUBLAS_STATUS_SUCCESS &&
@@ -234,9 +239,9 @@ static bool make_descriptors(const blaslt *lt, plan *made, const carry_device_pr
                CUBLAS_STATUS_SUCCESS &&
            lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_TRANSB, &second,
                                                    sizeof second) == CUBLAS_STATUS_SUCCESS &&
-           make_layout(lt, &made->a, type, p->a_transposed ? p->k : p->m, p->a_transposed ? p->m : p->k, p->a_row,
+           make_layout(lt, &made->a, a_type, p->a_transposed ? p->k : p->m, p->a_transposed ? p->m : p->k, p->a_row,
                        p->a_next, p->count) &&
-           make_layout(lt, &made->b, type, p->b_transposed ? p->n : p->k, p->b_transposed ? p->k : p->n, p->b_row,
+           make_layout(lt, &made->b, b_type, p->b_transposed ? p->n : p->k, p->b_transposed ? p->k : p->n, p->b_row,
                        p->b_next, p->count) &&
            make_layout(lt, &made->c, data_type(p->c_type), p->m, p->n, p->c_row, p->c_next, p->count);
 }
@@ -388,6 +393,11 @@ static bool can(const carry_device_product *p) {
            p->count <= INT32_MAX && p->a_row >= a_columns && p->b_row >= b_columns && p->c_row >= p->n &&
            p->a_next >= 0 && p->b_next >= 0 && p->c_next >= 0 && (p->bias == NULL || p->c_type == p->type) &&
            !(p->gelu && p->accumulate);
+}
+
+extern "C" bool carry_cuda_has_blaslt(carry_ctx *ctx) {
+    blaslt *lt;
+    return blaslt_of(ctx, &lt) == CARRY_OK && lt->library != NULL;
 }
 
 extern "C" carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *p, bool *done) {

@@ -43,6 +43,7 @@ const carry_operators carry_operators_cuda = {.backend = "cuda",
                                               .product_choice = carry_cuda_product_choice,
                                               .product = carry_cuda_product,
                                               .reads_quantised = carry_cuda_tile_product_works,
+                                              .fp8_absence = carry_cuda_fp8_absence,
                                               CARRY_OPERATOR_LIST(X)};
 
 #endif

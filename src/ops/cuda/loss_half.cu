@@ -5,10 +5,10 @@
    registers cannot hold the exponentials of a row beside its logits. The gradient, in bf16, overwrites the logits. */
 #include <math.h>
 
+#include "ops/cuda/fp8.cuh"
 #include "ops/cuda/linear.cuh"
 #include "ops/cuda/loss.cuh"
 #include "ops/cuda/over_block.cuh"
-#include "ops/cuda/wide.cuh"
 
 constexpr int64_t LEFT_OUT = -100;
 constexpr int ROW_THREADS = 512, VECTORS = 8; /* vectors of 8 logits of a thread */
@@ -34,13 +34,19 @@ static __device__ __forceinline__ void widen_again(uint32_t (&v)[WORDS]) {
     }
 }
 
-/* Reads and then overwrites rows. A target that is neither LEFT_OUT nor in the vocabulary gives a NaN loss. */
+/* Reads and then overwrites rows. A target that is neither LEFT_OUT nor in the vocabulary gives a NaN loss. CODED: the
+   gradient is also written as e5m2, with its scale (ops/fp8.h). */
+template <bool CODED>
 __global__ void __launch_bounds__(ROW_THREADS, 2)
     loss_half_kernel(float *losses, uint16_t *logits, const int64_t *targets, int64_t tokens, int vocabulary,
-                     float scale) {
+                     float scale, unsigned char *codes, float *code_scale) {
     __shared__ float most[ROW_THREADS / 32], sums[ROW_THREADS / 32];
     constexpr float LOG2_E = 1.44269504f;
     constexpr uint32_t MINUS_INFINITIES = 0xfc00fc00u; /* two, behind the end of a row */
+    if (CODED && blockIdx.x == 0 && threadIdx.x == 0) {
+        code_scale[CARRY_FP8_SCALE] = scale / CARRY_FP8_TOP_E5M2;
+        code_scale[CARRY_FP8_INVERSE] = CARRY_FP8_TOP_E5M2 / scale;
+    }
     for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
         uint16_t *row = logits + t * vocabulary;
         const int64_t target = targets[t];
@@ -78,21 +84,26 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
         if (threadIdx.x == 0) {
             losses[t] = counts ? logf(sum) + (largest - at_target) : 0.0f;
         }
-        const float share = counts ? scale / sum : 0.0f;
+        const float share = counts ? scale / sum : 0.0f, code_share = counts ? CARRY_FP8_TOP_E5M2 / sum : 0.0f;
         widen_again(v);
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             const int i = ONCE * ((int)threadIdx.x + k * ROW_THREADS), at = known ? (int)target - i : -1;
-            uint32_t d[4];
+            uint32_t d[4], code[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float2 x = both_of(v[4 * k + j]);
                 x.x = power_of_two(fmaf(x.x, LOG2_E, -base)) - (at == 2 * j ? sum : 0.0f);
                 x.y = power_of_two(fmaf(x.y, LOG2_E, -base)) - (at == 2 * j + 1 ? sum : 0.0f);
                 d[j] = counts ? pair_of_bf16(x.x * share, x.y * share) : 0u;
+                code[j] = CODED && counts ? fp8_pair<true>(x.x * code_share, x.y * code_share) : 0u;
             }
             if (i < vocabulary) {
                 *(uint4 *)(row + i) = uint4{d[0], d[1], d[2], d[3]};
+                if (CODED) {
+                    __stcg((uint2 *)(codes + t * vocabulary + i),
+                           make_uint2(code[0] | code[1] << 16, code[2] | code[3] << 16));
+                }
             }
         }
     }
@@ -133,14 +144,38 @@ static carry_status to_half(carry_ctx *ctx, const place &at, void *to, const voi
     return launched(ctx, at, "cross_entropy cannot be launched");
 }
 
+static carry_status run_losses(carry_ctx *ctx, const place &at, float *losses, void *logits, const int64_t *targets,
+                               int64_t tokens, int64_t vocabulary, float scale, const carry_fp8 &codes) {
+    int units = 0;
+    const int ordinal = at.ordinal;
+    CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
+    const unsigned blocks = (unsigned)(tokens < 2 * units ? tokens : 2 * units);
+    if (codes.codes != NULL) {
+        loss_half_kernel<true><<<blocks, ROW_THREADS, 0, at.stream>>>(losses, (uint16_t *)logits, targets, tokens,
+                                                                      (int)vocabulary, scale, codes.codes, codes.scale);
+    } else {
+        loss_half_kernel<false><<<blocks, ROW_THREADS, 0, at.stream>>>(losses, (uint16_t *)logits, targets, tokens,
+                                                                       (int)vocabulary, scale, NULL, NULL);
+    }
+    return launched(ctx, at, "cross_entropy cannot be launched");
+}
+
+extern "C" carry_status carry_cuda_fp8_loss(carry_ctx *ctx, carry_tensor losses, carry_tensor logits,
+                                            carry_tensor targets, carry_fp8 codes, float scale) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, logits.device));
+    if (!is_aligned(logits.data)) {
+        return carry_fail(ctx, CARRY_ESTRIDE, "logits are not aligned to 16 bytes");
+    }
+    return run_losses(ctx, at, (float *)losses.data, logits.data, (const int64_t *)targets.data, logits.shape[0],
+                      logits.shape[1], scale, codes);
+}
+
 carry_status half_loss_run(carry_ctx *ctx, const half_loss &call, int64_t block) {
     place at = {};
-    int units = 0;
     const int device = call.x.device;
     const int64_t tokens = call.x.shape[0], n = call.x.shape[1], vocabulary = call.W.shape[0];
     CARRY_TRY(open_place(ctx, &at, device));
-    const int ordinal = at.ordinal;
-    CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
     char *weight = (char *)call.workspace, *input = weight + whole(vocabulary * n * 2),
          *logits = input + whole(block * n * 2);
     CARRY_TRY(to_half(ctx, at, weight, call.W.data, vocabulary * n));
@@ -150,10 +185,8 @@ carry_status half_loss_run(carry_ctx *ctx, const half_loss &call, int64_t block)
         CARRY_TRY(to_half(ctx, at, input, rows, count * n));
         CARRY_TRY(multiply(ctx, device, logits, CARRY_F16, count, vocabulary, n, matrix{input, CARRY_F16, n, false},
                            matrix{weight, CARRY_F16, n, true}, false));
-        loss_half_kernel<<<(unsigned)(count < 2 * units ? count : 2 * units), ROW_THREADS, 0, at.stream>>>(
-            call.losses + first, (uint16_t *)logits, (const int64_t *)call.targets.data + first, count, (int)vocabulary,
-            call.scale);
-        CARRY_TRY(launched(ctx, at, "cross_entropy cannot be launched"));
+        CARRY_TRY(run_losses(ctx, at, call.losses + first, logits, (const int64_t *)call.targets.data + first, count,
+                             vocabulary, call.scale, carry_fp8{}));
         if (call.dx.data != NULL) {
             CARRY_TRY(multiply(ctx, device, (char *)call.dx.data + first * n * 2, CARRY_BF16, count, n, vocabulary,
                                matrix{logits, CARRY_BF16, vocabulary, false}, matrix{call.W.data, CARRY_BF16, n, false},

@@ -210,6 +210,28 @@ extern "C" carry_status carry_cuda_rms_norm(carry_ctx *ctx, carry_tensor y, carr
     return launched(ctx, at, "rms_norm cannot be launched");
 }
 
+extern "C" carry_status carry_cuda_fp8_rms_norm(carry_ctx *ctx, carry_tensor y, carry_fp8 codes, carry_tensor x,
+                                                carry_tensor w, float eps) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, x.device));
+    norm_args<type_bf16> a = {};
+    a.y = row<type_bf16>(y);
+    a.x = row<type_bf16>(x);
+    a.w = mixed_of(w);
+    a.rows = x.shape[0];
+    a.n = x.shape[1];
+    gate_of(a, carry_tensor{}, carry_tensor{});
+    a.over = (float)a.n;
+    a.eps = eps;
+    a.codes = codes.codes;
+    a.code_scale = codes.scale;
+    if (codes.kind == CARRY_E4M3 && norm_wide(a, at.stream)) {
+        return launched(ctx, at, "fp8_rms_norm cannot be launched");
+    }
+    CARRY_TRY(carry_cuda_rms_norm(ctx, y, x, w, carry_tensor{}, eps));
+    return carry_cuda_fp8_round(ctx, codes, y, false);
+}
+
 extern "C" carry_status carry_cuda_row_squares(carry_ctx *ctx, carry_tensor sums, carry_tensor x) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, x.device));

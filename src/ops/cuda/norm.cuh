@@ -14,7 +14,9 @@ template <typename T> struct norm_args {
     /* z_heads consecutive rows of z and dz are contiguous; z_row, dz_row: elements from one such group to the next. */
     unsigned z_heads;
     int64_t z_row, dz_row;
-    int64_t x_row;   /* for sums only: elements from a row of x to the next; 0: n */
+    int64_t x_row;        /* for sums only: elements from a row of x to the next; 0: n */
+    unsigned char *codes; /* y in e4m3, for bf16 without a gate and norm_wide only (fp8.cuh); NULL: not wanted */
+    float *code_scale;
     float over, eps; /* over: the length by which squares are divided */
     bool accumulate;
 };

@@ -4,8 +4,8 @@
    registers. Rows are distributed over the whole grid. Backward, dw of a group's rows is summed in registers, then
    over the groups of a block in order, into a row of the workspace; weights are then in shared memory, since the
    registers hold a row of x and of dy and the sums. */
+#include "ops/cuda/fp8.cuh"
 #include "ops/cuda/norm.cuh"
-#include "ops/cuda/wide.cuh"
 
 template <int GROUP> static __device__ __forceinline__ float sum_over(float value) {
 #pragma unroll
@@ -41,13 +41,25 @@ static __device__ __forceinline__ void load_weights(float (&w)[VECS][ONCE], cons
     }
 }
 
-template <typename T, int GROUP, int VECS, bool GATED>
+/* Stores eight elements of y in bf16 and as codes. */
+static __device__ __forceinline__ void store_coded(const norm_args<type_bf16> &a, int64_t to, const float (&y)[ONCE],
+                                                   float inverse, fp8_largest &largest) {
+    uint32_t word[4];
+    fp8_words(word, y);
+    largest.take(word);
+    __stcg((uint4 *)(a.y.data + to), make_uint4(word[0], word[1], word[2], word[3]));
+    __stcg((uint2 *)(a.codes + to), fp8_eight<false>(word, inverse));
+}
+
+template <typename T, int GROUP, int VECS, bool GATED, bool CODED>
 __global__ void __launch_bounds__(THREADS) norm_wide_kernel(norm_args<T> a) {
     const int n = (int)a.n;
     const int64_t step = (int64_t)gridDim.x * (THREADS / GROUP);
     const int64_t warp_first = ((int64_t)blockIdx.x * THREADS + threadIdx.x / 32 * 32) / GROUP;
     const int64_t own = threadIdx.x % 32 / GROUP;
     float w[VECS][ONCE];
+    const float inverse = CODED ? a.code_scale[CARRY_FP8_INVERSE] : 0.0f;
+    fp8_largest largest = {};
     load_weights<GROUP, VECS>(w, a.w, n);
     for (int64_t base = warp_first; base < a.rows; base += step) { /* all threads of a warp stay in the loop together */
         const bool there = base + own < a.rows;
@@ -80,9 +92,16 @@ __global__ void __launch_bounds__(THREADS) norm_wide_kernel(norm_args<T> a) {
                 }
             }
             if (there && at < n) {
-                store_all<T, ONCE>(a.y.data + row * a.n + at, y);
+                if constexpr (CODED) {
+                    store_coded(a, row * a.n + at, y, inverse, largest);
+                } else {
+                    store_all<T, ONCE>(a.y.data + row * a.n + at, y);
+                }
             }
         }
+    }
+    if (CODED) {
+        largest.record(a.code_scale);
     }
 }
 
@@ -211,10 +230,16 @@ constexpr int64_t BLOCKS = 1056; /* forward: 8 for each of 132 multiprocessors *
 template <typename T, int GROUP, int VECS> static void launch(const norm_args<T> &a, cudaStream_t stream) {
     const int64_t needed = (a.rows + THREADS / GROUP - 1) / (THREADS / GROUP);
     const unsigned blocks = (unsigned)(needed < BLOCKS ? needed : BLOCKS);
+    if constexpr (quick<T>::BY_PAIRS) { /* bf16 */
+        if (a.codes != NULL) {
+            norm_wide_kernel<T, GROUP, VECS, false, true><<<blocks, THREADS, 0, stream>>>(a);
+            return;
+        }
+    }
     if (a.z.data != NULL) {
-        norm_wide_kernel<T, GROUP, VECS, true><<<blocks, THREADS, 0, stream>>>(a);
+        norm_wide_kernel<T, GROUP, VECS, true, false><<<blocks, THREADS, 0, stream>>>(a);
     } else {
-        norm_wide_kernel<T, GROUP, VECS, false><<<blocks, THREADS, 0, stream>>>(a);
+        norm_wide_kernel<T, GROUP, VECS, false, false><<<blocks, THREADS, 0, stream>>>(a);
     }
 }
 

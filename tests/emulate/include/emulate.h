@@ -179,6 +179,12 @@ template <typename V> static inline V atomicMin(V *to, V value) {
     *to = value < before ? value : before;
     return before;
 }
+
+template <typename V> static inline V atomicMax(V *to, V value) {
+    const V before = *to;
+    *to = value > before ? value : before;
+    return before;
+}
 static inline float rsqrtf(float x) {
     return 1.0f / sqrtf(x);
 }

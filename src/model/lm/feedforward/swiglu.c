@@ -56,7 +56,14 @@ static carry_status forward(const carry_lm_call *call) {
     const carry_tensor maps[] = {[GATE] = gate, [UP] = up};
     CARRY_TRY(
         carry_lm_project_all(call, slots, maps, (carry_tensor){0}, carry_slice(call->x, call->first, call->count)));
-    CARRY_TRY(carry_swiglu(ctx, carry_slice(r->activated, call->first, call->count), gate, up));
+    const carry_tensor activated = carry_slice(r->activated, call->first, call->count);
+    const carry_fp8 codes = carry_lm_fp8_wanted(call, true, CARRY_LM_FP8_X, activated.shape[1]);
+    if (codes.codes != NULL) {
+        CARRY_TRY(carry_fp8_swiglu(ctx, activated, codes, gate, up));
+        carry_lm_fp8_wrote(call, activated);
+    } else {
+        CARRY_TRY(carry_swiglu(ctx, activated, gate, up));
+    }
     return carry_lm_project_out(call, DOWN, r->activated);
 }
 
@@ -65,7 +72,13 @@ static carry_status backward(const carry_lm_call *call) {
     const swiglu_rows *r = call->rows;
     const swiglu_back *back = call->back;
     CARRY_TRY(carry_lm_project_backward(call, DOWN, back->dactivated, call->dout, r->activated, false));
-    CARRY_TRY(carry_swiglu_backward(ctx, r->gate, r->up, back->dactivated, r->gate, r->up));
+    const carry_fp8 codes = carry_lm_fp8_wanted(call, false, CARRY_LM_FP8_DY, 2 * r->gate.shape[1]);
+    if (codes.codes != NULL && carry_lm_joins(call->pass)) {
+        CARRY_TRY(carry_fp8_swiglu_backward(ctx, r->gate, r->up, codes, back->dactivated, r->gate, r->up));
+        carry_lm_fp8_wrote(call, r->gate);
+    } else {
+        CARRY_TRY(carry_swiglu_backward(ctx, r->gate, r->up, back->dactivated, r->gate, r->up));
+    }
     const carry_tensor maps[] = {[GATE] = r->gate, [UP] = r->up};
     return carry_lm_project_all_backward(call, slots, call->dx, maps, (carry_tensor){0}, call->x);
 }
