@@ -12,7 +12,7 @@ carry_status carry_parameters_decode(const carry_parameters *own, const carry_te
 void carry_parameters_move(carry_parameters *own);
 carry_status carry_parameters_map_quantised(carry_parameters *own, int64_t index, const carry_tensor *from);
 /* The same for experts that a file has in pieces, on a GPU: true if a piece can be a part of the parameter's tiles.
-   *format: NULL for the first piece, which sets it; later pieces must have the same. */
+ *format: NULL for the first piece, which sets it; later pieces must have the same. */
 bool carry_parameters_piece_fits(const carry_parameter *p, const carry_tensor *piece,
                                  const carry_quant_format **format);
 carry_status carry_parameters_map_pieces(carry_parameters *own, int64_t index, const carry_quant_format *format);
