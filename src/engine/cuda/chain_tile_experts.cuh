@@ -13,8 +13,8 @@
 namespace chain {
 
 constexpr int TILE_ROWS = CARRY_QUANT_TILE_ROWS, UNIT = CARRY_QUANT_UNIT_COLUMNS;
-constexpr int TILES_MOST = 4; /* of a block; of gate and up as many each */
-constexpr int UNITS_AHEAD = 2;
+constexpr int TILES_MOST = 4;                             /* of a block; of gate and up as many each */
+constexpr int UNITS_AHEAD = 2, PARTS = WARPS * TILE_ROWS; /* units that a warp loads at once; sums of a tile */
 
 /* Calls use(unit, i) for i = warp, warp + WARPS, ... below count. find(i): the address of unit i. */
 template <class F, typename Find, typename Use>
@@ -81,7 +81,7 @@ static __global__ __launch_bounds__(THREADS, 2) void tile_experts_up(const __gri
                                                                      int each) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(16) float input[];
-    __shared__ float squares[WARPS], parts[2 * TILES_MOST][WARPS * TILE_ROWS];
+    __shared__ float squares[WARPS], parts[2 * TILES_MOST * PARTS];
     __shared__ int own;
     const carry_quant_tiles &l = e.up_tiles;
     const int own_blocks = (e.width / TILE_ROWS + each - 1) / each;
@@ -92,8 +92,8 @@ static __global__ __launch_bounds__(THREADS, 2) void tile_experts_up(const __gri
     const int slot = is_shared ? e.chosen : block / own_blocks;
     const int part = is_shared ? block - e.chosen * own_blocks : block % own_blocks;
     let_next_begin();
-    for (int i = threadIdx.x; i < 2 * each * WARPS * TILE_ROWS; i += THREADS) {
-        parts[0][i] = 0.0f; /* a tile may have fewer units than there are warps */
+    for (int i = threadIdx.x; i < 2 * each * PARTS; i += THREADS) {
+        parts[i] = 0.0f; /* a tile may have fewer units than there are warps */
     }
     await_previous();
     if (warp == 0 && !is_shared) {
@@ -135,7 +135,7 @@ static __global__ __launch_bounds__(THREADS, 2) void tile_experts_up(const __gri
         const int item = i / units;
         quantised::add_unit_rows<F, 1>(sum, u, input + (i - item * units) * UNIT + 8 * (threadIdx.x % 4), 0);
         if (i + WARPS >= count || (i + WARPS) / units != item) {
-            put_rows(parts[item], sum);
+            put_rows(parts + item * PARTS, sum);
         }
     };
     each_unit<F>(count, find, use);
@@ -144,8 +144,8 @@ static __global__ __launch_bounds__(THREADS, 2) void tile_experts_up(const __gri
     for (int i = threadIdx.x; i < tiles * TILE_ROWS; i += THREADS) {
         const int tile = i / TILE_ROWS, row = i % TILE_ROWS;
         const size_t at = (size_t)tile * l.tile_bytes;
-        const float a = rate * factor_of(gate + at, l, row) * sum_row(parts[2 * tile], row);
-        const float b = rate * factor_of(up + at, l, row) * sum_row(parts[2 * tile + 1], row);
+        const float a = rate * factor_of(gate + at, l, row) * sum_row(parts + 2 * tile * PARTS, row);
+        const float b = rate * factor_of(up + at, l, row) * sum_row(parts + (2 * tile + 1) * PARTS, row);
         to[first * TILE_ROWS + i] = __float2bfloat16_rn(silu(a) * b);
     }
     if (is_shared && part == 0 && warp == 0) {
@@ -182,7 +182,7 @@ static __global__ __launch_bounds__(THREADS, 2) void tile_experts_down(const __g
                                                                        int each) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(16) float input[];
-    __shared__ float parts[TILES_MOST][WARPS * TILE_ROWS];
+    __shared__ float parts[TILES_MOST * PARTS];
     __shared__ int numbers[CARRY_CHAIN_CHOSEN_MOST];
     const carry_quant_tiles &l = e.down_tiles, &s = e.shared_tiles;
     const int all = e.columns / TILE_ROWS, blocks = (all + each - 1) / each, sequence = (int)blockIdx.x / blocks;
@@ -190,8 +190,8 @@ static __global__ __launch_bounds__(THREADS, 2) void tile_experts_down(const __g
     const int units = (int)l.units, inner = e.chosen * units;
     const int of_tile = inner + (e.shared_width > 0 ? (int)s.units : 0), lane = threadIdx.x % 32;
     let_next_begin();
-    for (int i = threadIdx.x; i < each * WARPS * TILE_ROWS; i += THREADS) {
-        parts[0][i] = 0.0f;
+    for (int i = threadIdx.x; i < each * PARTS; i += THREADS) {
+        parts[i] = 0.0f;
     }
     await_previous();
     if ((int)threadIdx.x < e.chosen) {
@@ -223,14 +223,14 @@ static __global__ __launch_bounds__(THREADS, 2) void tile_experts_down(const __g
             sum[1][0] = fmaf(factor_of(at, layout, lane / 4 + 8), own[1][0], sum[1][0]);
         }
         if (i + WARPS >= count || (i + WARPS) / of_tile != tile) {
-            put_rows(parts[tile], sum);
+            put_rows(parts + tile * PARTS, sum);
         }
     };
     each_unit<F>(count, find, use);
     __syncthreads();
     for (int i = threadIdx.x; i < tiles * TILE_ROWS; i += THREADS) {
         const size_t at = (size_t)sequence * e.columns + first * TILE_ROWS + i;
-        const float value = sum_row(parts[i / TILE_ROWS], i % TILE_ROWS) + __ldcg(e.h + at);
+        const float value = sum_row(parts + i / TILE_ROWS * PARTS, i % TILE_ROWS) + __ldcg(e.h + at);
         e.h[at] = value;
         ((__nv_bfloat16 *)e.low)[at] = __float2bfloat16_rn(value);
     }
