@@ -12,6 +12,16 @@
 #define CONTEXT 9216
 #define STEP_TOKENS 8192
 
+/* Memory of the weights, and of the whole device. */
+static void print_memory(carry_ctx *ctx, const carry_lm *lm) {
+    size_t available = 0;
+    size_t total = 0;
+    if (lm->own.device != 0 && carry_device_memory(ctx, &available, &total, lm->own.device) == CARRY_OK) {
+        (void)printf("%.2f GB of the device are used, %.2f GB by quantised weights\n",
+                     1e-9 * (double)(total - available), 1e-9 * (double)lm->own.tiled_bytes);
+    }
+}
+
 static void read_prompt(carry_runner *r, const int32_t *pages, const int32_t *ids, int64_t tokens, int64_t piece) {
     double best = 1e30;
     const int turns = tokens > CONTEXT ? 2 : 4;
@@ -85,6 +95,7 @@ int main(int argc, char **argv) {
     double begin = carry_seconds();
     check(ctx, carry_model_runner_new(lm, &r, &sizes, dtype));
     (void)printf("opened in %.2f s; a slot has %.1f MB\n", carry_seconds() - begin, 1e-6 * (double)r->sizes.slot_bytes);
+    print_memory(ctx, lm);
     int32_t *ids = calloc((size_t)context, sizeof *ids);
     int32_t *pages = calloc((size_t)page_count, sizeof *pages);
     for (int32_t i = 0; i < context; i++) {

@@ -262,7 +262,17 @@ static void add_experts(carry_chain *c, const carry_lm_sublayer *own) {
         .activated_stride = (int)c->activated.shape[1],
         .normalise = e->router.normalise,
     };
-    add(c, CARRY_CHAIN_EXPERTS_DOWN)->as.experts = op->as.experts;
+    const carry_tensor up = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_UP);
+    if (is_quantised(&up)) {
+        const carry_tensor down = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_DOWN);
+        const carry_tensor shared = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_SHARED_DOWN);
+        op->as.experts.is_quantised = c->has_tiles = true;
+        (void)carry_quant_tiles_of_stack(&op->as.experts.up_tiles, &up); /* carry_decode_supports has checked them */
+        (void)carry_quant_tiles_of_stack(&op->as.experts.down_tiles, &down);
+        (void)(shared.data != NULL && carry_quant_tiles_of_tensor(&op->as.experts.shared_tiles, &shared));
+    }
+    carry_chain_op *next = add(c, CARRY_CHAIN_EXPERTS_DOWN);
+    next->as.experts = op->as.experts;
 }
 
 bool carry_chain_list(carry_chain *c) {

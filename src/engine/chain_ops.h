@@ -115,6 +115,10 @@ typedef struct carry_chain_experts {
     float *weights;   /* [sequences, CARRY_CHAIN_CHOSEN_MOST + 1]; the last is the weight of the shared expert */
     int experts, chosen, width, shared_width, columns;
     int logits_stride, activated_stride;
+    /* All matrices but shared_scale are quantised, in tiles: those of up and of the shared gate and up in one format,
+       and those of down and shared_down. Matrices of experts follow each other. */
+    bool is_quantised;
+    carry_quant_tiles up_tiles, down_tiles, shared_tiles; /* of an expert, and of shared_down */
     bool normalise; /* scale the weights of the chosen experts so that their sum is `scale` */
 } carry_chain_experts;
 

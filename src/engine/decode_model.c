@@ -57,8 +57,36 @@ static bool supports_swiglu(const carry_lm *lm, const carry_lm_sublayer *own, co
            is_low(carry_decode_matrix(lm, own, CARRY_LM_SWIGLU_DOWN), c->swiglu.width, needs);
 }
 
+#define EXPERTS_BYTES ((int64_t)160 << 10) /* of shared memory for the inputs of down, in f32, padded to units */
+
+static bool is_format(const carry_tensor *W, int64_t format) {
+    carry_quant_tiles layout;
+    return carry_quant_tiles_of_tensor(&layout, W) && layout.format == format;
+}
+
+/* True if all matrices of experts are in tiles, and those of the shared expert have the same formats. */
+static bool supports_quantised_experts(const carry_lm *lm, const carry_lm_sublayer *own) {
+    const carry_lm_experts_options *e = &lm->config.experts;
+    const carry_tensor up = carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_UP);
+    const carry_tensor down = carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_DOWN);
+    const carry_tensor shared[] = {carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_SHARED_GATE),
+                                   carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_SHARED_UP),
+                                   carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_SHARED_DOWN)};
+    carry_quant_tiles u;
+    carry_quant_tiles d;
+    bool fits = carry_quant_tiles_of_stack(&u, &up) && carry_quant_tiles_of_stack(&d, &down) &&
+                up.stride[0] == (int64_t)u.all_bytes && down.stride[0] == (int64_t)d.all_bytes &&
+                e->width % CARRY_QUANT_TILE_ROWS == 0 && e->shared_width % CARRY_QUANT_TILE_ROWS == 0;
+    for (int i = 0; fits && i < (e->shared_width > 0 ? 3 : 0); i++) {
+        fits = is_format(&shared[i], i < 2 ? u.format : d.format);
+    }
+    const int64_t unit = CARRY_QUANT_UNIT_COLUMNS;
+    return fits &&
+           (e->chosen * d.units + (e->shared_width + unit - 1) / unit) * unit * (int64_t)sizeof(float) <= EXPERTS_BYTES;
+}
+
 /* True if all matrices of experts have one type, and their rows are multiples of 16 bytes. */
-static bool supports_experts(const carry_lm *lm, const carry_lm_sublayer *own) {
+static bool supports_experts(const carry_lm *lm, const carry_lm_sublayer *own, const carry_decode_needs *needs) {
     const carry_lm_config *c = &lm->config;
     const carry_lm_experts_options *e = &c->experts;
     const carry_decode_needs plain = {.rows = 1}; /* not quantised */
@@ -68,7 +96,9 @@ static bool supports_experts(const carry_lm *lm, const carry_lm_sublayer *own) {
                 e->router.groups <= 1 && e->count <= CARRY_CHAIN_EXPERTS_MOST && e->chosen <= CARRY_CHAIN_CHOSEN_MOST &&
                 e->width % 8 == 0 && e->shared_width % 8 == 0 && e->chosen * e->width + e->shared_width <= WIDEST &&
                 is_low(carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_ROUTER), c->hidden_size, &plain);
-    for (int i = 0; fits && i < (e->shared_width > 0 ? 5 : 2); i++) {
+    const bool is_quantised = carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_UP).dtype == CARRY_QUANTISED;
+    fits = fits && (!is_quantised || (needs->quantised && supports_quantised_experts(lm, own)));
+    for (int i = 0; fits && !is_quantised && i < (e->shared_width > 0 ? 5 : 2); i++) {
         const carry_tensor W = carry_decode_matrix(lm, own, slots[i]);
         fits = W.data != NULL && W.dtype == CARRY_BF16 && (uintptr_t)W.data % 16 == 0;
     }
@@ -83,7 +113,7 @@ static bool supports_layer(const carry_lm *lm, const carry_lm_layer *layer, cons
                                                                         : false;
     return mixer && !layer->norms_after &&
            (own->part == &carry_lm_feedforward_swiglu    ? supports_swiglu(lm, own, needs)
-            : own->part == &carry_lm_feedforward_experts ? needs->experts && supports_experts(lm, own)
+            : own->part == &carry_lm_feedforward_experts ? needs->experts && supports_experts(lm, own, needs)
                                                          : false);
 }
 

@@ -169,6 +169,9 @@ void carry_parameters_free(carry_parameters *own) {
 
 carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index) {
     const carry_parameter *p = &own->parameter[index];
+    if (p->mapped != NULL && buffer == own->weights && p->mapped_dtype == CARRY_QUANTISED && p->rank == 3) {
+        return carry_quant_stack_view(own->device, p->blocks, p->format, p->shape[0], p->shape[1], p->shape[2]);
+    }
     if (p->mapped != NULL && buffer == own->weights && p->mapped_dtype == CARRY_QUANTISED) {
         carry_tensor view = carry_quant_view_on(own->device, p->mapped, p->format, p->shape[0], p->shape[1]);
         view.stride[2] = p->is_square ? CARRY_QUANT_SQUARE : 0;

@@ -67,6 +67,7 @@ typedef struct carry_parameters {
     carry_weights files; /* stay open while parameters are mapped */
     int64_t stored[3];   /* number of elements that the files have in f32, bf16 and f16 */
     int64_t quantised;   /* number of elements that the files have in quantised blocks; they are also counted as bf16 */
+    size_t tiled_bytes;  /* device memory of parameters that are quantised on a GPU */
     bool is_narrow;      /* carry_parameters_narrow was called */
     int64_t wide_count;  /* elements of the f32 buffer if is_narrow */
     bool reads_only;     /* carry_parameters_map was called: the weights do not change after loading */
@@ -93,7 +94,8 @@ carry_status carry_parameters_allocate(carry_parameters *own);
    may_be_narrow that it has in bf16 or f16, are used directly in the mapped file and take no space in the buffers.
    Parameters that the file has in pieces or in another order of rows are not mapped. Matrices quantised in another
    layout are converted to blocks. On a GPU that reads quantised matrices (ops/quantised/tiles.h), matrices that may be
-   tiled are allocated separately; all others, and all of them for training, are decoded. */
+   tiled are allocated separately, and on every GPU experts of rank 3 that may be tiled and are quantised in one format;
+   all others, and all of them for training, are decoded. */
 carry_status carry_parameters_map(carry_parameters *own, const char *folder);
 /* The same without a folder: every matrix that may be tiled is allocated for this format. */
 carry_status carry_parameters_tile(carry_parameters *own, const carry_quant_format *format);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -215,6 +216,27 @@ static carry_status put_pieces(carry_parameters *own, const carry_weights *weigh
     return CARRY_OK;
 }
 
+/* Stores pieces that find_one has checked in the tiles of experts. */
+static carry_status load_quantised_pieces(carry_parameters *own, const carry_weights *weights, int64_t index,
+                                          const char *folder) {
+    const carry_parameter *p = &own->parameter[index];
+    const size_t bytes = (size_t)p->shape[1] * carry_quant_row_bytes(p->format, p->shape[2]);
+    char other[CARRY_SAFETENSORS_NAME];
+    const carry_tensor *piece;
+    carry_status status = CARRY_OK;
+    void *beside;
+    int64_t at = 0;
+    CARRY_TRY(carry_device_alloc(own->ctx, &beside, own->device, bytes));
+    for (int i = 0; status == CARRY_OK && at < p->count && find_piece(own, weights, p->name, i, &piece, other); i++) {
+        status = carry_parameters_load_piece(own, index, at / p->shape[2], piece, other, folder, beside);
+        at += carry_tensor_count(piece);
+    }
+    carry_device_free(own->ctx, own->device, beside);
+    own->stored[CARRY_BF16] += p->count;
+    own->quantised += p->count;
+    return status;
+}
+
 /* Converts pieces that find_one has checked to f32: in place on the CPU, in a temporary buffer for other devices. */
 static carry_status load_pieces(carry_parameters *own, const carry_weights *weights, int64_t index,
                                 const char *folder) {
@@ -222,6 +244,9 @@ static carry_status load_pieces(carry_parameters *own, const carry_weights *weig
     const bool in_place = own->device == 0 && p->wide >= 0;
     char other[CARRY_SAFETENSORS_NAME];
     bool done;
+    if (p->mapped != NULL) {
+        return load_quantised_pieces(own, weights, index, folder);
+    }
     CARRY_TRY(put_pieces(own, weights, p, folder, &done));
     if (done) {
         return CARRY_OK;
@@ -340,6 +365,21 @@ carry_status carry_parameters_check(carry_parameters *own, const char *folder) {
     return status;
 }
 
+/* Allocates device memory for experts that the folder has in pieces, all quantised in one format. */
+static carry_status map_pieces(carry_parameters *own, const carry_weights *weights, int64_t index) {
+    const carry_parameter *p = &own->parameter[index];
+    const carry_quant_format *format = NULL;
+    char other[CARRY_SAFETENSORS_NAME];
+    const carry_tensor *piece;
+    bool fits = true;
+    int64_t at = 0;
+    for (int i = 0; fits && at < p->count && find_piece(own, weights, p->name, i, &piece, other); i++) {
+        fits = carry_parameters_piece_fits(p, piece, &format);
+        at += carry_tensor_count(piece);
+    }
+    return fits && at == p->count ? carry_parameters_map_pieces(own, index, format) : CARRY_OK;
+}
+
 /* On a GPU: allocates device memory for quantised matrices; it is filled when the folder is loaded. */
 static carry_status map_tiles(carry_parameters *own, const char *folder) {
     carry_weights weights;
@@ -350,6 +390,8 @@ static carry_status map_tiles(carry_parameters *own, const char *folder) {
         status = find_one(own, &weights, i, folder, &found);
         if (status == CARRY_OK && found != NULL && found->dtype == CARRY_QUANTISED) {
             status = carry_parameters_map_quantised(own, i, found);
+        } else if (status == CARRY_OK && found == NULL) {
+            status = map_pieces(own, &weights, i);
         }
     }
     carry_weights_close(&weights);

@@ -11,6 +11,15 @@ carry_status carry_parameters_decode(const carry_parameters *own, const carry_te
    carry_parameters_move then takes those parameters out of the flat buffers. */
 void carry_parameters_move(carry_parameters *own);
 carry_status carry_parameters_map_quantised(carry_parameters *own, int64_t index, const carry_tensor *from);
+/* The same for experts that a file has in pieces, on a GPU: true if a piece can be a part of the parameter's tiles.
+ *format: NULL for the first piece, which sets it; later pieces must have the same. */
+bool carry_parameters_piece_fits(const carry_parameter *p, const carry_tensor *piece,
+                                 const carry_quant_format **format);
+carry_status carry_parameters_map_pieces(carry_parameters *own, int64_t index, const carry_quant_format *format);
+/* Stores a piece as rows first, first + 1, ... of all rows of the experts. beside: device memory for the blocks of one
+   matrix. */
+carry_status carry_parameters_load_piece(carry_parameters *own, int64_t index, int64_t first, const carry_tensor *from,
+                                         const char *name, const char *folder, void *beside);
 /* For loading: checks the parameter if it is mapped, else decodes and stores its values. */
 carry_status carry_parameters_load_quantised(carry_parameters *own, int64_t index, const carry_tensor *from,
                                              const char *folder);

@@ -72,7 +72,9 @@ carry_status carry_row_gate_backward(carry_ctx *ctx, carry_tensor dx, carry_tens
                                      carry_tensor s);
 
 /* y[r] = W[e] x[r] for the rows r of expert e: x [rows, in], y [rows, out], W [E, out, in] with any stride over the
-   first index. On a GPU, rows of y and dy may have a stride larger than their length. Backward: dx = dy W[e], or
+   first index. On a GPU, W may be a stack of quantised matrices (ops/quantised/tiles.h) in the forward product: up to 8
+   rows of an expert on average, or any number while a stream is captured, read its tiles; for more, experts are decoded
+   into a buffer. Rows of y and dy on a GPU may have a stride larger than their length. Backward: dx = dy W[e], or
    added to dx, and dW[e] += dy^T x; dW is f32 and shaped like W, with any stride over the first index. dx or dW may be
    absent. */
 carry_status carry_grouped_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor offsets);

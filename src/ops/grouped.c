@@ -5,6 +5,7 @@
 #include "ops/cpu.h"
 #include "ops/linear.h"
 #include "ops/nn.h"
+#include "ops/quantised/tiles.h"
 
 /* Matrix `e` of [E, out, in]. */
 static carry_tensor expert_of(carry_tensor W, int64_t e) {
@@ -35,6 +36,18 @@ static carry_status expect_experts(carry_ctx *ctx, const char *name, const carry
                     : carry_expect_weight(ctx, name, &one, 2, shape, x);
 }
 
+/* Checks that W is a stack of quantised matrices on a GPU (quantised/tiles.h), [E, out, in]. */
+static carry_status expect_quantised(carry_ctx *ctx, const carry_tensor *W, const carry_tensor *x, int64_t out,
+                                     int64_t experts) {
+    const int64_t shape[] = {experts, out, x->shape[1]};
+    carry_quant_tiles layout;
+    if (W->device == 0 || W->device != x->device || !carry_quant_tiles_of_stack(&layout, W)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "W is quantised: experts are decoded on the CPU, and on a GPU in tiles of the device of x");
+    }
+    return carry_tensor_expect(ctx, "W", W, 3, shape);
+}
+
 static carry_status expect_grouped(carry_ctx *ctx, const char *y_name, const carry_tensor *y, const carry_tensor *x,
                                    const carry_tensor *W, const carry_tensor *offsets) {
     CARRY_TRY(carry_expect_rank(ctx, "x", x, 2));
@@ -42,7 +55,8 @@ static carry_status expect_grouped(carry_ctx *ctx, const char *y_name, const car
     CARRY_TRY(carry_expect_rank(ctx, "offsets", offsets, 1));
     CARRY_TRY(carry_expect_like(ctx, "x", x, x));
     CARRY_TRY(carry_expect_i64(ctx, "offsets", offsets, offsets->shape[0], x->device));
-    CARRY_TRY(expect_experts(ctx, "W", W, x, y->shape[1], offsets->shape[0] - 1, false));
+    CARRY_TRY(W->dtype == CARRY_QUANTISED ? expect_quantised(ctx, W, x, y->shape[1], offsets->shape[0] - 1)
+                                          : expect_experts(ctx, "W", W, x, y->shape[1], offsets->shape[0] - 1, false));
     carry_tensor like = *x;
     like.shape[1] = y->shape[1];
     return carry_expect_rows(ctx, y_name, y, &like);
@@ -85,6 +99,9 @@ carry_status carry_grouped_linear_backward(carry_ctx *ctx, carry_tensor dx, carr
                                            carry_tensor x, carry_tensor W, carry_tensor offsets, bool accumulate) {
     CARRY_OPERATOR(ctx, operators, grouped_linear_backward, &x)
     CARRY_TRY(expect_grouped(ctx, "dy", &dy, &x, &W, &offsets));
+    if (W.dtype == CARRY_QUANTISED) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "W is quantised: products of experts have no gradients with it");
+    }
     if (carry_is_here(&dx)) {
         CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &x));
     }

@@ -2,9 +2,9 @@
 #include "engine/cuda/chain_attend.cuh"
 #include "engine/cuda/chain_delta_parts.cuh"
 #include "engine/cuda/chain_experts.cuh"
+#include "engine/cuda/chain_launch.cuh"
 #include "engine/cuda/chain_product.cuh"
 
-#include "device/cuda.h"
 #include "ops/cuda/quantised.cuh"
 
 namespace chain {
@@ -83,42 +83,6 @@ static bool works(int ordinal) {
 
 constexpr int PARTS_MOST = 32; /* key heads of all sequences whose states are divided into parts */
 
-typedef struct launch_place {
-    carry_ctx *ctx;
-    int ordinal;
-    carry_stream *stream;
-    bool overlaps;
-} launch_place;
-
-template <typename... Parameters, typename... Arguments>
-static carry_status put_of(const launch_place &place, void (*kernel)(Parameters...), int blocks, int threads,
-                           size_t memory, const Arguments &...arguments) {
-    carry_ctx *ctx = place.ctx;
-    const int ordinal = place.ordinal;
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = memory;
-    config.stream = (cudaStream_t)place.stream;
-    config.attrs = &attribute;
-    config.numAttrs = place.overlaps ? 1 : 0;
-    if (memory > 48 * 1024) {
-        CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)memory),
-                       "shared memory of a decoding kernel");
-    }
-    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, arguments...), "a decoding kernel could not be launched");
-    return CARRY_OK;
-}
-
-template <typename... Parameters, typename... Arguments>
-static carry_status put(const launch_place &place, void (*kernel)(Parameters...), int blocks, size_t memory,
-                        const Arguments &...arguments) {
-    return put_of(place, kernel, blocks, THREADS, memory, arguments...);
-}
-
 /* Products without a norm and without SwiGLU have few tiles, which would leave multiprocessors idle: the blocks of a
    cluster share the columns of a tile. A norm needs all columns in one block. */
 template <int TILES>
@@ -165,6 +129,9 @@ static carry_status put_attend(const launch_place &place, const carry_chain_atte
 /* With several sequences there are more blocks than fit at once: a block then has more rows, so that the input of a
    sequence is loaded by fewer blocks. */
 static carry_status put_experts(const launch_place &place, const carry_chain_experts &e, int sequences, bool is_up) {
+    if (e.is_quantised) {
+        return put_tile_experts(place, e, sequences, is_up);
+    }
     const int each = (sequences > 1 ? 4 : 2) * WARPS;
     const int tiles = is_up ? e.chosen * ((e.width + each - 1) / each) + (e.shared_width + each - 1) / each
                             : (e.columns + each - 1) / each;

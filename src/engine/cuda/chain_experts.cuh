@@ -185,11 +185,9 @@ static __device__ __forceinline__ void multiply_rows(const carry_chain_experts &
     }
 }
 
-/* Prefetches this block's share of the rows of down into the L2 cache, while the products with up are computed. */
-static __device__ __forceinline__ void ask_for_down(const __nv_bfloat16 *down, int rows, int width, int part,
-                                                    int parts) {
-    const size_t all = (size_t)rows * width * sizeof *down / 16, first = all * part / parts,
-                 end = all * (part + 1) / parts;
+/* Prefetches this block's share of the bytes of down into the L2 cache, while the products with up are computed. */
+static __device__ __forceinline__ void ask_for_down(const void *down, size_t bytes, int part, int parts) {
+    const size_t all = bytes / 16, first = all * part / parts, end = all * (part + 1) / parts;
     if (threadIdx.x == 0 && end > first) {
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char *)down + first * 16),
                      "r"((unsigned)(end - first) * 16)
@@ -234,7 +232,7 @@ static __global__ __launch_bounds__(THREADS, 2) void experts_up(const __grid_con
         down = (const __nv_bfloat16 *)e.down + own * matrix;
     }
     if (gridDim.x <= 2 * tiles) { /* the rows of more sequences would not fit into the L2 cache */
-        ask_for_down(down, e.columns, width, part, is_shared ? shared_tiles : own_tiles);
+        ask_for_down(down, (size_t)e.columns * width * sizeof *down, part, is_shared ? shared_tiles : own_tiles);
     }
     multiply_rows(e, work, input, rate,
                   (__nv_bfloat16 *)e.activated + (size_t)sequence * e.activated_stride + unit * e.width);

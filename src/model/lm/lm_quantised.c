@@ -7,6 +7,7 @@
 #include "core/context.h"
 #include "core/memory.h"
 #include "core/threads.h"
+#include "model/lm/feedforward/experts.h"
 #include "model/lm/feedforward/feedforward.h"
 #include "model/lm/mixers/attention.h"
 #include "model/lm/mixers/delta.h"
@@ -35,6 +36,22 @@ static void mark_slots(carry_lm *lm, const carry_lm_sublayer *own) {
     }
 }
 
+/* Marks the experts and the maps of the shared expert. Routers and gates stay as they are. */
+static void mark_experts(carry_lm *lm, const carry_lm_sublayer *own) {
+    static const int slots[] = {CARRY_LM_EXPERTS_UP, CARRY_LM_EXPERTS_DOWN, CARRY_LM_EXPERTS_SHARED_GATE,
+                                CARRY_LM_EXPERTS_SHARED_UP, CARRY_LM_EXPERTS_SHARED_DOWN};
+    for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++) {
+        const carry_lm_slot *s = &own->slot[slots[i]];
+        carry_parameter *p = s->parameter >= 0 ? &lm->own.parameter[s->parameter] : NULL;
+        if (p != NULL) {
+            const bool is_stack = p->rank == 3 && p->shape[1] % CARRY_QUANT_TILE_ROWS == 0;
+            p->may_be_tiled =
+                (is_stack || (p->rank == 2 && s->rows == 0)) && p->shape[p->rank - 1] >= CARRY_QUANT_TILE_COLUMNS;
+            p->may_be_square = p->may_be_tiled && p->rank == 2;
+        }
+    }
+}
+
 void carry_lm_mark_tiled(carry_lm *lm) {
     for (int64_t i = 0; i < lm->config.num_hidden_layers; i++) {
         const carry_lm_layer *l = &lm->layer[i];
@@ -43,6 +60,9 @@ void carry_lm_mark_tiled(carry_lm *lm) {
         }
         if (l->feedforward.part == &carry_lm_feedforward_swiglu) {
             mark_slots(lm, &l->feedforward);
+        }
+        if (l->feedforward.part == &carry_lm_feedforward_experts) {
+            mark_experts(lm, &l->feedforward);
         }
     }
     if (lm->head >= 0) {
@@ -98,11 +118,12 @@ static void encode_rows(void *argument, int64_t begin, int64_t end, int worker) 
 carry_status carry_lm_start_quantised(carry_lm *lm, int64_t index, uint64_t seed, uint64_t stream) {
     const carry_parameter *p = &lm->own.parameter[index];
     const carry_quant_format *format = p->format;
-    const int64_t rows = p->shape[0] < RANDOM_ROWS ? p->shape[0] : RANDOM_ROWS;
-    encode_job j = {.format = format, .columns = (p->shape[1] + format->block - 1) / format->block * format->block};
+    const int64_t columns = p->shape[p->rank - 1];
+    const int64_t rows = p->count / columns < RANDOM_ROWS ? p->count / columns : RANDOM_ROWS;
+    encode_job j = {.format = format, .columns = (columns + format->block - 1) / format->block * format->block};
     float *from = carry_aligned_new((size_t)(rows * j.columns) * sizeof *from);
     j.from = from;
-    j.to = carry_aligned_new((size_t)rows * carry_quant_row_bytes(format, p->shape[1]));
+    j.to = carry_aligned_new((size_t)rows * carry_quant_row_bytes(format, columns));
     carry_status status = CARRY_OK;
     if (format->encode == NULL) {
         status = carry_fail(lm->ctx, CARRY_EUNSUPPORTED, "%s: %s is only read", p->name, format->name);

@@ -4,11 +4,12 @@
 
 #include "model/lm/lm.h"
 
-/* Marks the matrices that only linear maps and the embeddings use; the kernels of convolutions have too few columns. */
+/* Marks the matrices that only linear maps, grouped products of experts and the embeddings use; the kernels of
+   convolutions have too few columns. */
 void carry_lm_mark_tiled(carry_lm *lm);
 /* Updates the offsets of the maps' padding after quantised parameters have left the flat buffers. */
 void carry_lm_move_rest(carry_lm *lm);
-/* Fills a quantised parameter with up to 256 random rows, which repeat. */
+/* Fills a quantised parameter with up to 64 random rows, which repeat. */
 carry_status carry_lm_start_quantised(carry_lm *lm, int64_t index, uint64_t seed, uint64_t stream);
 
 #endif

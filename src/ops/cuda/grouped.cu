@@ -5,19 +5,24 @@
    block finds the expert of its tile by adding up the tiles of the experts before it; blocks without a tile end at
    once. For gradients of weights, a tile is a part of one expert's matrix and the sum runs over its rows, in order.
 
-   Panels of k are loaded STAGES - 1 ahead. Hopper GPUs have their own kernels for 16-bit types (grouped_hopper.cu). */
+   Panels of k are loaded STAGES - 1 ahead. Hopper GPUs have their own kernels for 16-bit types (grouped_hopper.cu).
+   Quantised experts: quantised_experts.cu, or here after decoding. */
 #include "ops/cuda/grouped_modes.cuh"
 #include "ops/cuda/panels.cuh"
+#include "ops/cuda/quantised_linear.cuh"
 
 namespace {
 
 constexpr int STAGES = 3;
+/* Quantised experts are decoded together up to this size: half of a layer of Qwen3.5-35B-A3B's shape. */
+constexpr int64_t DECODED_EXPERTS_BYTES = (int64_t)1 << 29;
 
 struct grouped_args {
     /* The product of one expert: pointers are to expert 0 or row 0, and m or k is unknown. */
     carry_device_product p;
     const int64_t *offsets;
     int64_t experts, next; /* elements from matrix to matrix */
+    int64_t mean_rows;     /* of an expert */
     int64_t row_tiles, column_tiles;
     bool a_by_16, b_by_16, c_by_pair;
 };
@@ -116,7 +121,7 @@ template <typename T, int TILE, int MODE> cudaError_t launch(grouped_args g, int
 /* Uses tiles of 128 if experts have that many rows and registers suffice. */
 template <typename T, int MODE> cudaError_t launch_tiles(const grouped_args &g, int64_t rows, cudaStream_t stream) {
     if constexpr (sizeof(typename T::stored) == 2) {
-        const int64_t side = MODE == WEIGHT_GRADIENT ? g.p.m : rows / g.experts;
+        const int64_t side = MODE == WEIGHT_GRADIENT ? g.p.m : g.mean_rows;
         if (side >= 96 && g.p.n >= 96) {
             return launch<T, 128, MODE>(g, rows, stream);
         }
@@ -131,9 +136,13 @@ carry_status expect_one_type(carry_ctx *ctx, const carry_tensor &x, const carry_
                             carry_dtype_name(W.dtype), carry_dtype_name(x.dtype));
 }
 
+int64_t mean_of(const carry_tensor &x, const carry_tensor &offsets) {
+    return offsets.shape[0] > 1 ? x.shape[0] / (offsets.shape[0] - 1) : 0;
+}
+
 template <int MODE>
 carry_status run(carry_ctx *ctx, const carry_tensor &a, const carry_tensor &b, const carry_tensor &c,
-                 const carry_tensor &offsets, int64_t rows, bool accumulate) {
+                 const carry_tensor &offsets, int64_t rows, int64_t mean_rows, bool accumulate) {
     place at = {};
     bool done = false;
     CARRY_TRY(open_place(ctx, &at, a.device));
@@ -154,13 +163,14 @@ carry_status run(carry_ctx *ctx, const carry_tensor &a, const carry_tensor &b, c
     g.offsets = (const int64_t *)offsets.data;
     g.experts = offsets.shape[0] - 1;
     g.next = matrices.stride[0];
+    g.mean_rows = mean_rows;
     g.a_by_16 = multiples_of(a.data, g.p.a_row, 0, size, 16);
     g.b_by_16 = multiples_of(b.data, g.p.b_row, MODE == WEIGHT_GRADIENT ? 0 : g.next, size, 16);
     g.c_by_pair =
         !accumulate && multiples_of(c.data, g.p.c_row, MODE == WEIGHT_GRADIENT ? g.next : 0, c_size, 2 * c_size);
     if (a.dtype != CARRY_F32) {
-        const grouped_job job = {a.data, b.data, c.data, g.offsets, g.experts, rows,      g.next,
-                                 g.p.m,  g.p.n,  g.p.k,  g.p.a_row, g.p.b_row, g.p.c_row, accumulate};
+        const grouped_job job = {a.data, b.data, c.data,    g.offsets, g.experts, rows,       g.next,   g.p.m,
+                                 g.p.n,  g.p.k,  g.p.a_row, g.p.b_row, g.p.c_row, accumulate, mean_rows};
         CARRY_TRY(a.dtype == CARRY_BF16 ? carry_grouped_hopper_bf16(ctx, job, (grouped_mode)MODE, at, &done)
                                         : carry_grouped_hopper_f16(ctx, job, (grouped_mode)MODE, at, &done));
     }
@@ -175,18 +185,47 @@ carry_status run(carry_ctx *ctx, const carry_tensor &a, const carry_tensor &b, c
 
 } // namespace
 
+/* Decodes some experts at a time into a buffer, and multiplies with them. */
+static carry_status by_decoding(carry_ctx *ctx, const carry_tensor &y, const carry_tensor &x, const carry_tensor &W,
+                                const carry_tensor &offsets) {
+    const int64_t experts = W.shape[0], size = W.shape[1] * W.shape[2] * (int64_t)carry_dtype_size(x.dtype);
+    const int64_t most = DECODED_EXPERTS_BYTES / (size + 1) + 1, each = most < experts ? most : experts;
+    place at = {};
+    void *decoded = NULL;
+    CARRY_TRY(open_place(ctx, &at, x.device));
+    CARRY_TRY(carry_cuda_alloc_on(ctx, &decoded, at.ordinal, (size_t)each * (size_t)size, (carry_stream *)at.stream));
+    carry_status status = CARRY_OK;
+    for (int64_t first = 0, some; status == CARRY_OK && first < experts; first += some) {
+        some = experts - first < each ? experts - first : each;
+        const int64_t shape[] = {some, W.shape[1], W.shape[2]};
+        status = quantised_experts_decoded(ctx, at, decoded, x.dtype, W, first, some);
+        status = status == CARRY_OK
+                     ? run<FORWARD>(ctx, x, carry_view_on(x.device, decoded, x.dtype, 3, shape), y,
+                                    carry_slice(offsets, first, some + 1), x.shape[0], x.shape[0] / experts, false)
+                     : status;
+    }
+    carry_cuda_free_on(ctx, at.ordinal, decoded, (carry_stream *)at.stream);
+    return status;
+}
+
 extern "C" carry_status carry_cuda_grouped_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W,
                                                   carry_tensor offsets) {
+    if (W.dtype == CARRY_QUANTISED) {
+        bool done = x.shape[0] < 1 || W.shape[0] < 1 || W.shape[1] < 1;
+        CARRY_TRY(done ? CARRY_OK : quantised_experts_by_tiles(ctx, y, x, W, offsets, &done));
+        return done ? CARRY_OK : by_decoding(ctx, y, x, W, offsets);
+    }
     CARRY_TRY(expect_one_type(ctx, x, W));
-    return run<FORWARD>(ctx, x, W, y, offsets, x.shape[0], false);
+    return run<FORWARD>(ctx, x, W, y, offsets, x.shape[0], mean_of(x, offsets), false);
 }
 
 extern "C" carry_status carry_cuda_grouped_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW,
                                                            carry_tensor dy, carry_tensor x, carry_tensor W,
                                                            carry_tensor offsets, bool accumulate) {
     CARRY_TRY(expect_one_type(ctx, x, W));
+    const int64_t mean_rows = mean_of(x, offsets);
     if (dx.data != NULL) {
-        CARRY_TRY(run<INPUT_GRADIENT>(ctx, dy, W, dx, offsets, x.shape[0], accumulate));
+        CARRY_TRY(run<INPUT_GRADIENT>(ctx, dy, W, dx, offsets, x.shape[0], mean_rows, accumulate));
     }
-    return dW.data != NULL ? run<WEIGHT_GRADIENT>(ctx, dy, x, dW, offsets, x.shape[0], true) : CARRY_OK;
+    return dW.data != NULL ? run<WEIGHT_GRADIENT>(ctx, dy, x, dW, offsets, x.shape[0], mean_rows, true) : CARRY_OK;
 }

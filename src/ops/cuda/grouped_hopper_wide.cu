@@ -244,7 +244,7 @@ template <int MODE> carry_status launch(carry_ctx *ctx, const grouped_job &job, 
 
 /* Only for experts with many rows: few would leave most of a tile empty. */
 carry_status GROUPED_WIDE(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at, bool *done) {
-    *done = job.rows >= 96 * job.experts && job.n >= COLUMNS && job.experts <= MOST_EXPERTS &&
+    *done = job.mean_rows >= 96 && job.n >= COLUMNS && job.experts <= MOST_EXPERTS &&
             job.rows / ROWS + job.experts < INT32_MAX / ((job.n + COLUMNS - 1) / COLUMNS);
     if (!*done) {
         return CARRY_OK;

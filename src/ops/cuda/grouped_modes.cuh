@@ -18,6 +18,8 @@ struct grouped_job {
     int64_t m, n, k;
     int64_t a_row, b_row, c_row;
     bool accumulate;
+    /* Rows of an expert in the mean; the rows of experts that this job does not multiply are counted in `rows`. */
+    int64_t mean_rows;
 };
 
 /* *done is true if the job was launched, false if this GPU, build or shape is not supported. */
@@ -32,17 +34,17 @@ carry_status carry_grouped_wide_bf16(carry_ctx *ctx, const grouped_job &job, gro
 carry_status carry_grouped_wide_f16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
                                     bool *done);
 
-/* Finds the expert of tile `tile`, counted over the rows of all experts, and the tile's number within that expert.
+/* Finds the expert of tile `tile`, counted over the rows of all experts, and the tile's number within that expert. A
+   tile has `size` rows.
    One warp calls it; each lane has the same number of consecutive experts. Returns false past the last tile. */
-template <int TILE>
-static __device__ __forceinline__ bool find_tile(const int64_t *offsets, int64_t experts, int64_t tile, int64_t *expert,
-                                                 int64_t *own) {
+static __device__ __forceinline__ bool find_tile_of(int size, const int64_t *offsets, int64_t experts, int64_t tile,
+                                                    int64_t *expert, int64_t *own) {
     const int lane = (int)threadIdx.x % 32;
     const int64_t each = (experts + 31) / 32, first = lane * each;
     int64_t count = 0;
 #pragma unroll 8
     for (int64_t e = first; e < first + each; e++) {
-        count += e < experts ? (offsets[e + 1] - offsets[e] + TILE - 1) / TILE : 0;
+        count += e < experts ? (offsets[e + 1] - offsets[e] + size - 1) / size : 0;
     }
     int64_t sum = count;
 #pragma unroll
@@ -57,7 +59,7 @@ static __device__ __forceinline__ bool find_tile(const int64_t *offsets, int64_t
     int64_t e = first, rest = tile - (sum - count);
     const int found = __ffs((int)after) - 1;
     for (; lane == found && e + 1 < experts; e++) {
-        const int64_t tiles = (offsets[e + 1] - offsets[e] + TILE - 1) / TILE;
+        const int64_t tiles = (offsets[e + 1] - offsets[e] + size - 1) / size;
         if (rest < tiles) {
             break;
         }
@@ -66,6 +68,12 @@ static __device__ __forceinline__ bool find_tile(const int64_t *offsets, int64_t
     *expert = __shfl_sync(0xffffffffu, e, found);
     *own = __shfl_sync(0xffffffffu, rest, found);
     return true;
+}
+
+template <int TILE>
+static __device__ __forceinline__ bool find_tile(const int64_t *offsets, int64_t experts, int64_t tile, int64_t *expert,
+                                                 int64_t *own) {
+    return find_tile_of(TILE, offsets, experts, tile, expert, own);
 }
 
 #endif

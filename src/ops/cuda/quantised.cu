@@ -184,6 +184,19 @@ carry_status quantised_decoded(carry_ctx *ctx, carry_tensor *decoded, const carr
     return decode(ctx, at, data, dtype, l, W, NULL, 0, l.rows);
 }
 
+carry_status quantised_experts_decoded(carry_ctx *ctx, const place &at, void *to, carry_dtype dtype,
+                                       const carry_tensor &W, int64_t first, int64_t count) {
+    carry_quant_tiles l;
+    const carry_tensor one = carry_quant_matrix_of(&W, first);
+    (void)carry_quant_tiles_of_tensor(&l, &one);
+    if (count > 1 && W.stride[0] != (int64_t)l.all_bytes) {
+        return carry_fail(ctx, CARRY_ESTRIDE, "quantised experts are %lld bytes apart: %zu are needed",
+                          (long long)W.stride[0], l.all_bytes);
+    }
+    l.rows *= count; /* a matrix has a whole number of tiles */
+    return decode(ctx, at, to, dtype, l, one, NULL, 0, l.rows);
+}
+
 /* Decodes rows and multiplies with them. */
 static carry_status by_decoding(carry_ctx *ctx, const place &at, const carry_quant_tiles &l, matrix c, int64_t m,
                                 matrix a, const carry_tensor &W, int device, const void *base) {
@@ -233,8 +246,7 @@ carry_status quantised_by_tiles(carry_ctx *ctx, const place &at, matrix c, int64
     return CARRY_OK;
 }
 
-/* Memory must not be allocated in a recorded step. */
-static bool is_recorded(const place &at) {
+bool is_recorded(const place &at) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     (void)cudaStreamIsCapturing(at.stream, &capture);
     return capture != cudaStreamCaptureStatusNone;

@@ -21,6 +21,15 @@ carry_status quantised_fp8(carry_ctx *ctx, const place &at, const matrix *c, int
 /* c = a W^T by reading the tiles, CARRY_TILE_PRODUCT_ROWS rows of a at a time. base is c or NULL. */
 carry_status quantised_by_tiles(carry_ctx *ctx, const place &at, matrix c, int64_t m, matrix a, const carry_tensor &W,
                                 const void *base);
+/* Decodes experts first to first + count - 1 of a stack. */
+carry_status quantised_experts_decoded(carry_ctx *ctx, const place &at, void *to, carry_dtype dtype,
+                                       const carry_tensor &W, int64_t first, int64_t count);
+/* The products of carry_grouped_linear by reading the tiles of experts that have rows. *done is false, and nothing was
+   done, if decoding is faster or the experts have too many columns. */
+carry_status quantised_experts_by_tiles(carry_ctx *ctx, const carry_tensor &y, const carry_tensor &x,
+                                        const carry_tensor &W, const carry_tensor &offsets, bool *done);
+/* True while the stream of a place is captured: memory must not be allocated then. */
+bool is_recorded(const place &at);
 /* Gathers rows of the table by number, on the device of y. */
 carry_status quantised_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, const int64_t *ids);
 /* Decodes the whole weight into new memory, to be freed with carry_cuda_free_on on the context's stream. */

@@ -18,14 +18,6 @@ struct ring_plan {
     int pitch, sums_at, parts_at, part_bytes, squares_at, other_at, other_floats, ring_at, bytes;
 };
 
-/* Bytes of a unit, and sets of sums of x that it needs. */
-template <class F> struct unit_of {
-    static constexpr int CODES = ROWS * CARRY_QUANT_UNIT_COLUMNS * F::BITS / 8;
-    static constexpr int SCALES = CARRY_QUANT_UNIT_COLUMNS / F::GROUP * (F::WIDE || F::MINIMUM ? 64 : 32);
-    static constexpr int BYTES = CODES + SCALES;
-    static constexpr int GROUPS = F::OF_SUMS && F::MINIMUM ? CARRY_QUANT_UNIT_COLUMNS / F::GROUP : 0;
-};
-
 /* The numbers of slots that await_oldest knows. */
 static int slots_within(int most) {
     return most >= 8 ? 8 : most >= 6 ? 6 : most >= 4 ? 4 : most;

@@ -67,6 +67,38 @@ bool carry_quant_tiles_of_tensor(carry_quant_tiles *layout, const carry_tensor *
            tensor->stride[0] == (int64_t)(layout->tile_bytes / CARRY_QUANT_TILE_ROWS);
 }
 
+carry_tensor carry_quant_stack_view(int device, void *data, const carry_quant_format *format, int64_t matrices,
+                                    int64_t rows, int64_t columns) {
+    const int64_t shape[] = {matrices, rows, columns};
+    const carry_tensor one = carry_quant_view_on(device, data, format, rows, columns);
+    carry_tensor stack = carry_view_on(device, data, CARRY_QUANTISED, 3, shape);
+    stack.stride[0] = rows * one.stride[0];
+    for (int i = 0; i < 3; i++) {
+        stack.stride[i + 1] = one.stride[i];
+    }
+    return stack;
+}
+
+carry_tensor carry_quant_matrix_of(const carry_tensor *stack, int64_t index) {
+    carry_tensor one = *stack;
+    one.rank = 2;
+    for (int i = 0; i < 3; i++) {
+        one.shape[i] = stack->shape[i + 1];
+        one.stride[i] = stack->stride[i + 1];
+    }
+    one.data = (unsigned char *)stack->data + index * stack->stride[0];
+    return one;
+}
+
+bool carry_quant_tiles_of_stack(carry_quant_tiles *layout, const carry_tensor *stack) {
+    if (stack->dtype != CARRY_QUANTISED || stack->rank != 3 || stack->shape[1] % CARRY_QUANT_TILE_ROWS != 0) {
+        return false;
+    }
+    const carry_tensor one = carry_quant_matrix_of(stack, 0);
+    return carry_quant_tiles_of_tensor(layout, &one) && stack->stride[0] % CARRY_QUANT_TILE_ROWS == 0 &&
+           stack->stride[0] >= (int64_t)layout->all_bytes;
+}
+
 carry_tensor carry_quant_view_on(int device, const void *data, const carry_quant_format *format, int64_t rows,
                                  int64_t columns) {
     carry_quant_tiles layout;

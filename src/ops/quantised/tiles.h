@@ -23,7 +23,10 @@
 
    A carry_tensor of type CARRY_QUANTISED on a GPU is such a matrix: stride[0] is the number of bytes of a tile divided
    by 16, so that carry_slice takes rows whose first is a multiple of 16; stride[1] is the format's number; stride[2] is
-   CARRY_QUANT_SQUARE if each 128 rows from the first on have the same scales, else 0. */
+   CARRY_QUANT_SQUARE if each 128 rows from the first on have the same scales, else 0.
+
+   A tensor of rank 3 on a GPU is a stack of such matrices, one for each expert, whose rows are a multiple of 16:
+   stride[0] is the number of bytes from matrix to matrix, and stride[1] to stride[3] are those of a matrix. */
 #ifndef CARRY_OPS_QUANTISED_TILES_H
 #define CARRY_OPS_QUANTISED_TILES_H
 
@@ -63,6 +66,14 @@ bool carry_quant_tiles_of(carry_quant_tiles *layout, int64_t format, int64_t row
 carry_tensor carry_quant_tiles_view(int device, void *data, const carry_quant_tiles *layout);
 /* Sets the layout of a quantised tensor on a GPU; returns false if its strides do not match a layout. */
 bool carry_quant_tiles_of_tensor(carry_quant_tiles *layout, const carry_tensor *tensor);
+
+/* A packed stack of matrices [matrices, rows, columns]; rows is a multiple of CARRY_QUANT_TILE_ROWS. */
+carry_tensor carry_quant_stack_view(int device, void *data, const carry_quant_format *format, int64_t matrices,
+                                    int64_t rows, int64_t columns);
+/* Sets the layout of one matrix of a stack; returns false if the tensor is not a stack. */
+bool carry_quant_tiles_of_stack(carry_quant_tiles *layout, const carry_tensor *stack);
+/* Matrix `index` of a stack. */
+carry_tensor carry_quant_matrix_of(const carry_tensor *stack, int64_t index);
 
 /* A quantised matrix in the layout that the operators of a device read: rows of blocks on the CPU, tiles elsewhere.
    carry_quant_bytes_on returns false if the size does not fit in a size_t. */
