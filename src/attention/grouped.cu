@@ -127,7 +127,7 @@ size_t attention_grouped_step_workspace(const carry_attention_step_args *args, i
 
 bool attention_grouped_steps(const carry_attention_step_args *args, int ordinal) {
     const int64_t D = args->q.shape[2];
-    return args->q.dtype == CARRY_BF16 && (D == 64 || D == 128 || D == 256) && has_cores(D, ordinal) &&
+    return args->q.dtype == CARRY_BF16 && args->keys.dtype == CARRY_BF16 && (D == 64 || D == 128 || D == 256) && has_cores(D, ordinal) &&
            args->q.shape[1] <= ROWS * args->k.shape[1] && args->q.shape[0] <= 65535 &&
            (args->paged ? args->most : args->keys.shape[1]) <= INT_MAX / 2;
 }

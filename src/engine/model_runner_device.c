@@ -100,7 +100,8 @@ static carry_status open_sampling(carry_model_runner *r) {
     CARRY_TRY(carry_device_fill(ctx, there, r->device, 0, bytes, NULL));
     CARRY_TRY(carry_stream_wait(ctx, r->device, NULL));
     /* These kernels do not give the hidden states, which multi-token heads need. */
-    return r->dtype == CARRY_BF16 && r->heads.lm == NULL ? open_kernels(r) : CARRY_OK;
+    const bool is_usual = r->types.kv == CARRY_BF16 && r->types.state == CARRY_F32;
+    return r->dtype == CARRY_BF16 && r->heads.lm == NULL && is_usual ? open_kernels(r) : CARRY_OK;
 }
 
 carry_status carry_model_runner_open_device(carry_model_runner *r) {
