@@ -47,6 +47,9 @@ static void print_json(const eval_session *d, const char *name, const carry_eval
     if (d->options.state_type != NULL) {
         cli_json_text("state_type", d->options.state_type);
     }
+    if (d->options.at_once > 0) {
+        cli_json_integer("at_once", d->options.at_once);
+    }
     cli_json_integer("length", d->options.length);
     cli_json_bool("start", d->options.from_start);
     cli_json_number("seconds", e->seconds);
@@ -115,6 +118,8 @@ static int run(int count, char **arguments) {
          "evaluate separate windows of N tokens (0: the whole text at once)"},
         {"start", 0, CLI_FLAG, &d.options.from_start, NULL,
          "predict the first token too, from the model's start or end-of-text token"},
+        {"at-once", 0, CLI_POSITIVE, &d.options.at_once, "N",
+         "tokens of a step, after which states are stored (1024; on a GPU 16384)"},
         {"binary", 0, CLI_FLAG, &d.options.take_binary, NULL, "accept files that do not look like text"},
         CLI_DTYPE_OPTION(&dtype),
         CLI_STATE_TYPE_OPTIONS(&d.options.kv_type, &d.options.state_type),

@@ -75,7 +75,9 @@ static carry_status open_kernels(carry_model_runner *r) {
                                                  .last = r->last_there,
                                                  .sequences = (int)(sizes->sequences < most ? sizes->sequences : most)},
                                        .same_bits = r->same_bits};
-    if (!r->same_bits) {
+    /* The kernel of a whole step reads only the usual types; the chain reads all. */
+    const bool is_usual = r->types.kv == CARRY_BF16 && r->types.state == CARRY_F32;
+    if (!r->same_bits && is_usual) {
         CARRY_TRY(carry_decode_open(&r->decode, r->lm, r->pool, r->wide, &options));
     }
     return carry_chain_open(&r->chain, r->lm, r->pool, &chain);
@@ -100,8 +102,7 @@ static carry_status open_sampling(carry_model_runner *r) {
     CARRY_TRY(carry_device_fill(ctx, there, r->device, 0, bytes, NULL));
     CARRY_TRY(carry_stream_wait(ctx, r->device, NULL));
     /* These kernels do not give the hidden states, which multi-token heads need. */
-    const bool is_usual = r->types.kv == CARRY_BF16 && r->types.state == CARRY_F32;
-    return r->dtype == CARRY_BF16 && r->heads.lm == NULL && is_usual ? open_kernels(r) : CARRY_OK;
+    return r->dtype == CARRY_BF16 && r->heads.lm == NULL ? open_kernels(r) : CARRY_OK;
 }
 
 carry_status carry_model_runner_open_device(carry_model_runner *r) {

@@ -6,6 +6,7 @@
 
 #include "engine/cuda/chain_kernel.cuh"
 #include "engine/runner.h"
+#include "ops/cuda/f8.cuh"
 
 namespace chain {
 
@@ -104,8 +105,70 @@ template <int E> static __device__ __forceinline__ void store(void *to, size_t a
     }
 }
 
-/* Puts the queries of the block into shared memory and the new token's key and value into the cache. */
+/* The elements of a token that a lane holds, as they are in the cache: bf16, or 8-bit floats with the head's scale. */
+template <int E, bool F8> struct cached {
+    lane_elements<E> x;
+    __device__ __forceinline__ void load_from(const void *from, const uint8_t *, size_t head, int width, int lane) {
+        x = load<E>(from, head * width + lane * E);
+    }
+    __device__ __forceinline__ void to(float (&wide)[E]) const {
+        widen<E>(wide, x);
+    }
+    __device__ __forceinline__ float scale() const {
+        return 1.0f;
+    }
+};
+
+template <int E> struct cached<E, true> {
+    unsigned codes[E / 4];
+    unsigned char e;
+    __device__ __forceinline__ void load_from(const void *from, const uint8_t *scales, size_t head, int width,
+                                              int lane) {
+        const auto *p = (const uint8_t *)from + head * width + lane * E;
+        if constexpr (E == 8) {
+            *(uint2 *)codes = __ldcg((const uint2 *)p);
+        } else {
+            codes[0] = __ldcg((const unsigned *)p);
+        }
+        e = __ldcg(scales + head);
+    }
+    /* Without the scale, by which scores and weights are multiplied instead. */
+    __device__ __forceinline__ void to(float (&wide)[E]) const {
+#pragma unroll
+        for (int i = 0; i < E / 4; i++) {
+            *(float4 *)(wide + 4 * i) = f8_four(codes[i]);
+        }
+    }
+    __device__ __forceinline__ float scale() const {
+        return carry_f8_scale(e);
+    }
+};
+
+/* A warp stores a head in 8 bits. */
 template <int E>
+static __device__ __forceinline__ void store_f8(void *to, uint8_t *scales, size_t head, int width,
+                                                const float (&x)[E]) {
+    const int lane = threadIdx.x % 32;
+    uint32_t largest = 0;
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+        const uint32_t size = f8_size(x[e]);
+        largest = size > largest ? size : largest;
+    }
+    const uint32_t scale = carry_f8_scale_of(f8_largest_of_warp(largest));
+    const float inverse = carry_f8_inverse(scale);
+    unsigned *at = (unsigned *)((uint8_t *)to + head * width + lane * E);
+#pragma unroll
+    for (int e = 0; e < E; e += 4) {
+        at[e / 4] = f8_codes(make_float4(x[e] * inverse, x[e + 1] * inverse, x[e + 2] * inverse, x[e + 3] * inverse));
+    }
+    if (lane == 0) {
+        scales[head] = (uint8_t)scale;
+    }
+}
+
+/* Puts the queries of the block into shared memory and the new token's key and value into the cache. */
+template <int E, bool F8>
 static __device__ __forceinline__ void begin_attend(const carry_chain_attend &a, attend_memory &m,
                                                     const __nv_bfloat16 *in, const int32_t *pages, int head,
                                                     int64_t position, bool has_last) {
@@ -122,12 +185,17 @@ static __device__ __forceinline__ void begin_attend(const carry_chain_attend &a,
         }
     }
     if (has_last && warp == WARPS - 1) {
-        const size_t at = (cache_row(pages, position) * a.key_heads + head) * a.width + lane * E;
+        const size_t at = cache_row(pages, position) * a.key_heads + head;
         alignas(16) float x[E], y[E];
         turned<E>(x, load<E>(in, a.k + (size_t)head * a.width + lane * E), a.k_norm, a, t);
         widen<E>(y, load<E>(in, a.v + (size_t)head * a.width + lane * E));
-        store<E>(a.keys, at, x);
-        store<E>(a.values, at, y);
+        if constexpr (F8) {
+            store_f8<E>(a.keys, a.key_scales, at, a.width, x);
+            store_f8<E>(a.values, a.value_scales, at, a.width, y);
+        } else {
+            store<E>(a.keys, at * a.width + lane * E, x);
+            store<E>(a.values, at * a.width + lane * E, y);
+        }
     }
     __syncthreads();
 }
@@ -165,7 +233,7 @@ static __device__ __forceinline__ void put_part(const carry_chain_attend &a, att
     }
 }
 
-template <int E, int GROUP>
+template <int E, int GROUP, bool F8>
 static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__ carry_chain_attend a,
                                                          const __grid_constant__ carry_chain_lists lists) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -181,21 +249,20 @@ static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__
         return;
     }
     const int32_t *pages = lists.pages + lists.offsets[b];
-    begin_attend<E>(a, m, (const __nv_bfloat16 *)a.in + (size_t)b * a.in_stride, pages, head, position, end == tokens);
+    begin_attend<E, F8>(a, m, (const __nv_bfloat16 *)a.in + (size_t)b * a.in_stride, pages, head, position,
+                        end == tokens);
     float o[GROUP][E] = {}, most[GROUP], sum[GROUP] = {};
 #pragma unroll
     for (int h = 0; h < GROUP; h++) {
         most[h] = -INFINITY;
     }
-    const size_t row = (size_t)a.key_heads * a.width;
-    const size_t base = (size_t)head * a.width + lane * E;
     for (int64_t t = begin + warp; t < end; t += TOKENS_AHEAD * WARPS) {
-        lane_elements<E> k[TOKENS_AHEAD], x[TOKENS_AHEAD];
+        cached<E, F8> k[TOKENS_AHEAD], x[TOKENS_AHEAD];
 #pragma unroll
         for (int j = 0; j < TOKENS_AHEAD; j++) { /* past the end: load the first token again, with weight zero */
-            const size_t at = base + cache_row(pages, t + j * WARPS < end ? t + j * WARPS : t) * row;
-            k[j] = load<E>(a.keys, at);
-            x[j] = load<E>(a.values, at);
+            const size_t at = cache_row(pages, t + j * WARPS < end ? t + j * WARPS : t) * a.key_heads + head;
+            k[j].load_from(a.keys, a.key_scales, at, a.width, lane);
+            x[j].load_from(a.values, a.value_scales, at, a.width, lane);
         }
 #pragma unroll
         for (int h = 0; h < GROUP; h++) {
@@ -205,13 +272,15 @@ static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__
             float score[TOKENS_AHEAD], larger = most[h];
 #pragma unroll
             for (int j = 0; j < TOKENS_AHEAD; j++) {
+                alignas(16) float wide[E];
+                k[j].to(wide);
                 score[j] = 0.0f;
 #pragma unroll
-                for (int e = 0; e < E / 2; e++) {
-                    score[j] += m.q[h][lane * E + 2 * e] * low_of(k[j].pair[e]);
-                    score[j] += m.q[h][lane * E + 2 * e + 1] * high_of(k[j].pair[e]);
+                for (int e = 0; e < E; e++) {
+                    score[j] += m.q[h][lane * E + e] * wide[e];
                 }
                 score[j] = warp_sum(score[j]);
+                score[j] = F8 ? score[j] * k[j].scale() : score[j];
                 score[j] = t + j * WARPS < end ? score[j] : -INFINITY;
                 larger = fmaxf(larger, score[j]);
             }
@@ -224,12 +293,13 @@ static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__
             }
 #pragma unroll
             for (int j = 0; j < TOKENS_AHEAD; j++) {
-                const float p = exp2f(score[j] - larger);
+                const float p = exp2f(score[j] - larger), weight = F8 ? p * x[j].scale() : p;
+                alignas(16) float wide[E];
+                x[j].to(wide);
                 sum[h] += p;
 #pragma unroll
-                for (int e = 0; e < E / 2; e++) {
-                    o[h][2 * e] += p * low_of(x[j].pair[e]);
-                    o[h][2 * e + 1] += p * high_of(x[j].pair[e]);
+                for (int e = 0; e < E; e++) {
+                    o[h][e] += weight * wide[e];
                 }
             }
         }
