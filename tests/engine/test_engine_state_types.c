@@ -27,19 +27,6 @@ static double bound_of(const carry_state_types *types) {
     return kv + state > 0.0 ? kv + state : 1e-5;
 }
 
-static void open_typed(runner_case *c, carry_lm *lm, bool same_bits, const carry_state_types *types, uint32_t seed) {
-    const carry_runner_sizes sizes = {.slots = RUNNER_SEQUENCES + 1,
-                                      .pages = RUNNER_SEQUENCES * RUNNER_PAGES,
-                                      .sequences = RUNNER_SEQUENCES,
-                                      .tokens = 128,
-                                      .context = RUNNER_TOKENS};
-    *c = (runner_case){.ctx = lm->ctx, .lm = lm, .random = seed};
-    assert_ok(c->ctx,
-              carry_model_runner_new_with(lm, &c->runner, &sizes, CARRY_F32,
-                                          &(carry_model_runner_options){.same_bits = same_bits, .types = types}));
-    runner_fill(c);
-}
-
 static void every_type_is_close_to_f32_in_every_model(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -50,7 +37,7 @@ static void every_type_is_close_to_f32_in_every_model(void **unused) {
             continue;
         }
         carry_lm *lm = model(ctx, runner_model(i / TYPES));
-        open_typed(&c, lm, false, types, 7 + (uint32_t)i);
+        runner_open_typed(&c, lm, CARRY_F32, false, types, 7 + (uint32_t)i);
         runner_finish(&c, false);
         runner_compare(&c, lm, bound_of(types));
         c.runner->ops->close(c.runner);
@@ -70,8 +57,8 @@ static void same_bits_hold_in_every_type(void **unused) {
             continue;
         }
         carry_lm *lm = model(ctx, runner_model(i / TYPES));
-        open_typed(&one, lm, true, types, 3);
-        open_typed(&two, lm, true, types, 1000 + (uint32_t)i);
+        runner_open_typed(&one, lm, CARRY_F32, true, types, 3);
+        runner_open_typed(&two, lm, CARRY_F32, true, types, 1000 + (uint32_t)i);
         runner_finish(&one, true);
         runner_finish(&two, false);
         for (int at = 0; at < RUNNER_SEQUENCES * RUNNER_TOKENS; at++) {

@@ -156,7 +156,7 @@ static carry_status put_delta(const launch_place &place, const carry_chain_delta
 template <bool F8>
 static carry_status put_attend(const launch_place &place, const carry_chain_attend &a, const carry_chain_lists &lists) {
     constexpr int FEW = CARRY_CHAIN_GROUP / 2; /* query heads: needs half of the registers */
-    const int blocks = lists.sequences * a.key_heads * SPLITS;
+    const int blocks = lists.sequences * a.key_heads * SPLITS<F8>;
     const bool few = a.heads <= FEW * a.key_heads;
     return a.width == 256 ? few ? put(place, attend<8, FEW, F8>, blocks, 0, a, lists)
                                 : put(place, attend<8, CARRY_CHAIN_GROUP, F8>, blocks, 0, a, lists)
@@ -195,7 +195,8 @@ static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, co
     case CARRY_CHAIN_EXPERTS_DOWN:
         return put_experts(place, op->as.experts, sequences, op->kind == CARRY_CHAIN_EXPERTS_UP);
     case CARRY_CHAIN_COMBINE:
-        return put(place, combine, sequences * a.heads, 0, a, *lists);
+        return a.key_scales != nullptr ? put(place, combine<true>, sequences * a.heads, 0, a, *lists)
+                                       : put(place, combine<false>, sequences * a.heads, 0, a, *lists);
     default:
         return sequences <= TILE       ? put_product<1>(place, op->as.product, sequences)
                : sequences <= 2 * TILE ? put_product<2>(place, op->as.product, sequences)

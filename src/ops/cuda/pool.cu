@@ -165,8 +165,8 @@ static carry_status move_slots(carry_ctx *ctx, const carry_tensor &to, const car
     place at = {};
     CARRY_TRY(open_place(ctx, &at, to.device));
     if (count * to.shape[1] > 0 && to.dtype != from.dtype) {
-        to.dtype == CARRY_F32 ? convert_slots<float, __nv_bfloat16>(at, to, from, into, out, count)
-                              : convert_slots<__nv_bfloat16, float>(at, to, from, into, out, count);
+        to.dtype == CARRY_F32 ? convert_slots<type_f32, type_bf16>(at, to, from, into, out, count)
+                              : convert_slots<type_bf16, type_f32>(at, to, from, into, out, count);
     } else if (count * to.shape[1] > 0) {
         with_unit(to, from, [&](auto unit, int64_t units) {
             using U = decltype(unit);
