@@ -143,11 +143,11 @@ static void decode_rows(const carry_attention_call *c, void *to, carry_dtype dty
         float row[CARRY_ATTENTION_DIM];
         const uint8_t *codes = carry_attention_at(x, head, first + i);
         const float scale = carry_f8_scale(((const uint8_t *)scales->data)[(first + i) * scales->shape[1] + head]);
-        for (int64_t d = 0; d < c->D; d++) {
-            row[d] = carry_f8_value(codes[d]) * scale;
-        }
         unsigned char *into = (unsigned char *)to + (size_t)(i * c->D) * carry_dtype_size(dtype);
-        carry_narrow(c->kernels, into, row, dtype, c->D);
+        carry_f8_decode(dtype == CARRY_F32 ? (float *)(void *)into : row, codes, scale, c->D);
+        if (dtype != CARRY_F32) {
+            carry_narrow(c->kernels, into, row, dtype, c->D);
+        }
     }
 }
 

@@ -64,4 +64,11 @@ CARRY_F8_INLINE float carry_f8_value(uint8_t code) {
     return carry_f8_float(carry_f8_bits(magnitude == CARRY_F8_NAN ? carry_f8_float(0x7fc00000u) : value) | sign);
 }
 
+#if !defined(__cplusplus)
+/* Rows on the CPU: values times scale; numbers times inverse, rounded; the bits of the largest finite magnitude. */
+void carry_f8_decode(float *to, const uint8_t *codes, float scale, int64_t count);
+void carry_f8_encode(uint8_t *to, const float *from, float inverse, int64_t count);
+uint32_t carry_f8_largest(const float *from, int64_t count);
+#endif
+
 #endif

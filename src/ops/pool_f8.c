@@ -60,11 +60,8 @@ static void put_head(const moving *j, uint8_t *to, uint8_t *scale, int64_t head)
     for (int64_t at = 0; at < D; at += PIECE) {
         const int64_t count = D - at < PIECE ? D - at : PIECE;
         carry_widen(j->kernels, x, head_at(j, head, at), j->heads.dtype, count);
-        for (int64_t i = 0; i < count; i++) {
-            const uint32_t size = carry_f8_bits(x[i]) & 0x7fffffffu;
-            const uint32_t finite = size < 0x7f800000u ? size : 0;
-            largest = finite > largest ? finite : largest;
-        }
+        const uint32_t size = carry_f8_largest(x, count);
+        largest = size > largest ? size : largest;
     }
     const uint32_t e = carry_f8_scale_of(largest);
     const float inverse = carry_f8_inverse(e);
@@ -74,9 +71,7 @@ static void put_head(const moving *j, uint8_t *to, uint8_t *scale, int64_t head)
         if (D > PIECE) { /* else x still has them */
             carry_widen(j->kernels, x, head_at(j, head, at), j->heads.dtype, count);
         }
-        for (int64_t i = 0; i < count; i++) {
-            to[at + i] = carry_f8_round(x[i] * inverse);
-        }
+        carry_f8_encode(to + at, x, inverse, count);
     }
 }
 
@@ -111,9 +106,7 @@ static void take_range(void *argument, int64_t begin, int64_t end, int worker) {
         for (int64_t at = 0; at < D; at += PIECE) {
             float x[PIECE];
             const int64_t count = D - at < PIECE ? D - at : PIECE;
-            for (int64_t k = 0; k < count; k++) {
-                x[k] = carry_f8_value(codes[at + k]) * scale;
-            }
+            carry_f8_decode(x, codes + at, scale, count);
             carry_narrow(j->kernels, (unsigned char *)(uintptr_t)head_at(j, i, at), x, j->heads.dtype, count);
         }
     }

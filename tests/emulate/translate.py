@@ -67,6 +67,7 @@ ASSEMBLY = [
     (r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared", "emulate::load_blocks({o}, {i}, false)"),
     (r"cvt\.rna\.tf32\.f32", "{o} = emulate::tf32_of({i})"),
     (r"cvt\.rn\.bf16x2\.f32", "{o} = emulate::pack_bf16({i1}, {i0})"),
+    (r"cvt\.rn\.f16x2\.e4m3x2", "(void)0"),  # only for GPUs that have it: the emulated one takes the other branch
     (r"ex2\.approx\.ftz\.f32", "{o} = exp2f({i})"),
     (r"rcp\.approx\.ftz\.f32", "{o} = 1.0f / ({i})"),
     (r"ld\.acquire\.gpu\.global\.u32", "{o} = *({i})"),

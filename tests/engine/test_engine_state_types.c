@@ -27,6 +27,8 @@ static double bound_of(const carry_state_types *types) {
     return kv + state > 0.0 ? kv + state : 1e-5;
 }
 
+/* In most tokens: in small models with random weights a rounding may choose another expert, or the other of two signs,
+   which changes what follows. */
 static void every_type_is_close_to_f32_in_every_model(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -36,10 +38,14 @@ static void every_type_is_close_to_f32_in_every_model(void **unused) {
         if (!support_takes(i, 11)) {
             continue;
         }
+        int of;
         carry_lm *lm = model(ctx, runner_model(i / TYPES));
         runner_open_typed(&c, lm, CARRY_F32, false, types, 7 + (uint32_t)i);
         runner_finish(&c, false);
-        runner_compare(&c, lm, bound_of(types));
+        const int different = runner_differences(&c, lm, bound_of(types), i % TYPES == 0, &of);
+        if (different > of / 8) {
+            fail_msg("model %d, types %d: %d of %d tokens differ", i / TYPES, i % TYPES, different, of);
+        }
         c.runner->ops->close(c.runner);
         carry_lm_free(lm);
     }

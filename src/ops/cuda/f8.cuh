@@ -14,9 +14,8 @@ namespace {
 __device__ __forceinline__ float4 f8_four(uint32_t codes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint32_t low, high;
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
-        : "=r"(low), "=r"(high)
-        : "r"(codes));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"((unsigned short)codes));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"((unsigned short)(codes >> 16)));
     const float2 a = __half22float2(*(const __half2 *)&low), b = __half22float2(*(const __half2 *)&high);
     return make_float4(a.x, a.y, b.x, b.y);
 #else
