@@ -11,10 +11,10 @@
 
 namespace chain {
 
-/* 8-bit keys and values serve long contexts: more splits, and twice the tokens ahead, which are as many bytes. */
+/* 8-bit keys and values serve long contexts: there are more splits, and with few query heads two blocks share a
+   multiprocessor, so that one loads while the other computes. */
 template <bool F8> constexpr int SPLITS = F8 ? CARRY_CHAIN_SPLITS_F8 : CARRY_CHAIN_SPLITS;
-template <bool F8> constexpr int TOKENS_AHEAD = F8 ? 8 : 4;
-constexpr int LEAST_SPLIT = 32, WIDEST = 256;
+constexpr int LEAST_SPLIT = 32, TOKENS_AHEAD = 4, WIDEST = 256;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct attend_memory {
@@ -244,12 +244,11 @@ static __device__ __forceinline__ void put_part(const carry_chain_attend &a, att
 }
 
 template <int E, int GROUP, bool F8>
-static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__ carry_chain_attend a,
-                                                         const __grid_constant__ carry_chain_lists lists) {
+static __global__ __launch_bounds__(THREADS, F8 &&GROUP <= CARRY_CHAIN_GROUP / 2 ? 2 : 0) void attend(
+    const __grid_constant__ carry_chain_attend a, const __grid_constant__ carry_chain_lists lists) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ attend_memory m;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.key_heads;
-    constexpr int AHEAD = TOKENS_AHEAD<F8>;
     const int split = blockIdx.x % SPLITS<F8>, head = blockIdx.x / SPLITS<F8> % a.key_heads;
     const int b = blockIdx.x / SPLITS<F8> / a.key_heads;
     const int64_t position = lists.lengths[b], tokens = position + 1, each = split_tokens<F8>(tokens);
@@ -267,17 +266,17 @@ static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__
     for (int h = 0; h < GROUP; h++) {
         most[h] = -INFINITY;
     }
-    for (int64_t t = begin + warp; t < end; t += AHEAD * WARPS) {
-        cached<E, F8> stored_k[AHEAD], stored_x[AHEAD];
-        lane_elements<E> k[AHEAD], x[AHEAD];
+    for (int64_t t = begin + warp; t < end; t += TOKENS_AHEAD * WARPS) {
+        cached<E, F8> stored_k[TOKENS_AHEAD], stored_x[TOKENS_AHEAD];
+        lane_elements<E> k[TOKENS_AHEAD], x[TOKENS_AHEAD];
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) { /* past the end: load the first token again, with weight zero */
+        for (int j = 0; j < TOKENS_AHEAD; j++) { /* past the end: load the first token again, with weight zero */
             const size_t at = cache_row(pages, t + j * WARPS < end ? t + j * WARPS : t) * a.key_heads + head;
             stored_k[j].load_from(a.keys, a.key_scales, at, a.width, lane);
             stored_x[j].load_from(a.values, a.value_scales, at, a.width, lane);
         }
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
+        for (int j = 0; j < TOKENS_AHEAD; j++) {
             k[j] = stored_k[j].in_bf16();
             x[j] = stored_x[j].in_bf16();
         }
@@ -286,9 +285,9 @@ static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__
             if (h >= group) {
                 break;
             }
-            float score[AHEAD], larger = most[h];
+            float score[TOKENS_AHEAD], larger = most[h];
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
+            for (int j = 0; j < TOKENS_AHEAD; j++) {
                 score[j] = 0.0f;
 #pragma unroll
                 for (int e = 0; e < E / 2; e++) {
@@ -308,7 +307,7 @@ static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__
                 o[h][e] *= keep;
             }
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
+            for (int j = 0; j < TOKENS_AHEAD; j++) {
                 const float p = exp2f(score[j] - larger), weight = F8 ? p * stored_x[j].scale() : p;
                 sum[h] += p;
 #pragma unroll
