@@ -292,9 +292,10 @@ static carry_tensor flat_rows(const carry_tensor *x) {
 
 static carry_status take_copy(carry_ctx *ctx, const carry_tensor *to, const carry_tensor *from, carry_tensor scales,
                               const int32_t *list) {
-    return from->dtype == CARRY_F8
-               ? carry_take_pages_f8(ctx, *to, (carry_f8_pool){.numbers = *from, .scales = scales}, list)
-               : carry_take_pages(ctx, flat_rows(to), flat_rows(from), list);
+    carry_f8_pool pool = {.numbers = *from, .scales = scales};
+    pool.numbers.shape[0] = scales.shape[0]; /* all rows of the pool */
+    return from->dtype == CARRY_F8 ? carry_take_pages_f8(ctx, *to, pool, list)
+                                   : carry_take_pages(ctx, flat_rows(to), flat_rows(from), list);
 }
 
 static carry_status check_scales(carry_ctx *ctx, const carry_attention_args *args, const carry_attention_pages *pages) {
