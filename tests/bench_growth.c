@@ -1,5 +1,6 @@
 /* Not a test: tokens a second of generation against the number of sequences and against the context, as JSON.
-   bench_growth DEVICE SHAPE [LONGEST]: SHAPE as for bench_runner, in bf16; LONGEST tokens of context, a power of two.
+   bench_growth DEVICE SHAPE [LONGEST [KV_TYPE [STATE_TYPE]]]: SHAPE as for bench_runner, in bf16; LONGEST tokens of
+   context, a power of two; types of states as in carry/engine.h (bf16 and f32).
 
    A prompt of LONGEST tokens is read once; its first tokens, in pages of its own, are the context of every sequence.
    docs/results/decoding-gpu.md has the plot, which tools/growth-plot makes of the output. */
@@ -63,7 +64,9 @@ int main(int argc, char **argv) {
                                       .sequences = MOST,
                                       .tokens = device == 0 ? 512 : 8192,
                                       .context = longest + SPARE};
-    check(ctx, carry_model_runner_new(lm, &r, &sizes, CARRY_BF16));
+    carry_state_types types;
+    check(ctx, carry_state_types_parse(&types, lm, CARRY_BF16, argc > 4 ? argv[4] : NULL, argc > 5 ? argv[5] : NULL));
+    check(ctx, carry_model_runner_new_with(lm, &r, &sizes, CARRY_BF16, &(carry_model_runner_options){.types = &types}));
     int32_t *pages = calloc((size_t)sizes.pages, sizeof *pages);
     if (pages == NULL) {
         return 1;
@@ -78,7 +81,9 @@ int main(int argc, char **argv) {
     for (int64_t i = each; i < CONTEXTS * each; i++) {
         check(ctx, r->ops->copy_page(r, (int32_t)i, (int32_t)(i % each)));
     }
-    (void)printf("{\"shape\": \"%s\", \"dtype\": \"bf16\", \"steps\": %d, \"rows\": [", shape, STEPS);
+    (void)printf("{\"shape\": \"%s\", \"dtype\": \"bf16\", \"kv_type\": \"%s\", \"state_type\": \"%s\", \"steps\": %d, "
+                 "\"rows\": [",
+                 shape, carry_state_types_name(types.kv), carry_state_types_name(types.state), STEPS);
     for (int64_t sequences = 1; sequences <= MOST; sequences *= 2) {
         measure(r, pages, few, sequences, SHORT);
     }

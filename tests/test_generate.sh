@@ -135,6 +135,18 @@ expect 0 '"ids"' generate other --ids -p "$long" -p '1 2' -n 6 --temperature 0 -
 cp out one_by_one
 expect 0 '"ids"' generate other --ids -p "$long" -p '1 2' -n 6 --temperature 0 --json --same-bits
 python "[x['ids'] for x in lines] == [json.loads(x)['ids'] for x in open('one_by_one')]"
+# Types of states: texts of the same length; a file of one type is refused by an engine of another, by name.
+for types in '--kv-type fp8' '--state-type bf16' '--kv-type fp8 --state-type bf16' '--kv-type bf16 --state-type f32'; do
+    # shellcheck disable=SC2086 # several options
+    expect 0 '"ids"' generate other --ids -p "$long" -n 6 --temperature 0 --json $types --state-save typed
+    # shellcheck disable=SC2086
+    expect 0 '"ids"' generate other --ids -p 7 -n 6 --temperature 0 --json $types --state-load typed
+done
+refused 'and this engine f32 and bf16' generate other --ids -p 7 -n 2 --state-type bf16 --dtype f32 --state-load typed
+refused "kv-type 'int8': expected f32, bf16, f16 or fp8" generate other --ids -p 1 --kv-type int8
+refused "state-type 'int8': expected f32 or bf16; rounding errors" generate other --ids -p 1 --state-type int8
+refused "state-type 'fp8': expected f32 or bf16" generate other --ids -p 1 --state-type fp8
+
 refused "memory needs bytes above 0, as in 512M or 2G, not '1X'" generate other --ids -p 1 --memory 1X
 for bytes in 0 -1 nan 1e3 '' M 1GG 1.5iB 99999999T; do
     refused 'needs bytes above 0' generate other --ids -p 1 --cache-host "$bytes"

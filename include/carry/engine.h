@@ -56,6 +56,11 @@ typedef struct carry_engine_options {
        the text; "mtp" uses the multi-token heads of a checkpoint (Qwen3.5, Qwen3-Next) [none] */
     const char *draft;
     int64_t draft_tokens; /* guesses per text and step, up to 16 [4; for "mtp" 2] */
+    /* Types in which states are stored. kv_type: of the keys and values of attention layers, "f32", "bf16", "f16" or
+       "fp8" (8-bit floats with a scale for each token and head); on a GPU, that of the activations or "fp8" [that of
+       the activations]. state_type: of the states of recurrent layers, "f32" or "bf16", rounded to the nearest [f32].
+       Files of states of other types are refused. */
+    const char *kv_type, *state_type;
 } carry_engine_options;
 
 /* folder: as for carry_llm_open. With a tokenizer (tokenizer.json, or a vocabulary of bytes), requests may be texts.

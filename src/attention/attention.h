@@ -51,10 +51,11 @@ const char *carry_attention_backward_method(const carry_attention_backward_args 
 
    paged: keys and values are a pool (ops/pool.h), [pages, CARRY_POOL_PAGE, HK, D], which already contains this token; k
    has a shape and no data. The pages of sequence b begin at pages[offsets[b]], both on the device; no sequence has more
-   than `most` tokens. */
+   than `most` tokens. A pool in 8 bits has scales (ops/f8.h), [pages, CARRY_POOL_PAGE, HK]. */
 typedef struct carry_attention_step_args {
     carry_tensor o, q, k, v;
     carry_tensor keys, values, lengths;
+    carry_tensor key_scales, value_scales;
     int64_t window;
     bool paged;
     const int32_t *pages, *offsets;
@@ -67,10 +68,15 @@ carry_status carry_attention_step(carry_ctx *ctx, const carry_attention_step_arg
 
 /* carry_attention, causal and without runs, for one sequence whose keys and values are in the pages of a pool
    (ops/pool.h). args->k and args->v begin at the pool's first row and have S rows, S being the number of tokens. Token
-   t is in page pages[t / CARRY_POOL_PAGE]; `pages` is on the tensors' device. On a GPU, keys and values are first
-   copied into the workspace. */
+   t is in page list[t / CARRY_POOL_PAGE]; the list is on the tensors' device. Keys and values may be 8-bit floats with
+   scales (ops/f8.h), [rows, HK], and on the CPU any type. On a GPU, keys and values are first copied into the
+   workspace, in the type of q. */
+typedef struct carry_attention_pages {
+    const int32_t *list;
+    carry_tensor key_scales, value_scales; /* of 8-bit floats */
+} carry_attention_pages;
 size_t carry_attention_paged_workspace(const carry_attention_args *args);
-carry_status carry_attention_paged(carry_ctx *ctx, const carry_attention_args *args, const int32_t *pages,
+carry_status carry_attention_paged(carry_ctx *ctx, const carry_attention_args *args, const carry_attention_pages *pages,
                                    void *workspace, size_t bytes);
 
 /* The specification, in float64 and without blocks. Writes o [T, H, D] and lse [H, T] (or NULL), packed. */

@@ -50,7 +50,9 @@ static void take_scratch(const carry_attention_call *c, carry_arena *arena, carr
 }
 
 static const carry_bf16 *tiled_of(carry_ctx *ctx, const carry_attention_call *c) {
-    const carry_bf16 *by = may_be_tiled(c) ? carry_bf16_of(ctx) : NULL;
+    const carry_dtype keys = c->args->k.dtype; /* 8-bit floats become bf16 without rounding */
+    const bool is_read = keys == CARRY_BF16 || keys == CARRY_F8;
+    const carry_bf16 *by = may_be_tiled(c) && is_read ? carry_bf16_of(ctx) : NULL;
     return by != NULL && by->terms != NULL && by->rows == CARRY_ATTENTION_UNIT && by->columns == CARRY_ATTENTION_UNIT &&
                    by->unit == CARRY_ATTENTION_UNIT
                ? by
@@ -186,7 +188,7 @@ static void run_unit(const void *given, void *memory, int64_t unit) {
     store(c, &s, head, first, queries);
 }
 
-static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *args, const int32_t *pages,
+static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *args, const carry_attention_pages *pages,
                                  void *workspace) {
     carry_attention_call c;
     call_of(&c, args);
@@ -257,15 +259,23 @@ carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, v
     return forward_here(ctx, args, NULL, workspace);
 }
 
+/* The same call with keys and values in the type of q, as they are copied on a device. */
+static carry_attention_args in_one_type(const carry_attention_args *args) {
+    carry_attention_args one = *args;
+    one.k.dtype = one.v.dtype = args->q.dtype;
+    return one;
+}
+
 /* On a device, keys and values are copied into the workspace, in the order of tokens. */
 static void take_copies(const carry_attention_args *args, carry_arena *arena, carry_tensor copy[2]) {
     for (int i = 0; i < 2; i++) {
-        copy[i] = carry_arena_tensor(arena, args->k.device, args->k.dtype, 3, args->k.shape);
+        copy[i] = carry_arena_tensor(arena, args->k.device, args->q.dtype, 3, args->k.shape);
     }
 }
 
 size_t carry_attention_paged_workspace(const carry_attention_args *args) {
-    const size_t own = carry_attention_workspace(args);
+    const carry_attention_args one = in_one_type(args);
+    const size_t own = carry_attention_workspace(&one);
     carry_arena count = carry_arena_over(NULL, 0);
     carry_tensor copy[2];
     size_t copies;
@@ -280,21 +290,41 @@ static carry_tensor flat_rows(const carry_tensor *x) {
     return carry_reshape_2d(*x, x->shape[0], x->shape[1] * x->shape[2]);
 }
 
-carry_status carry_attention_paged(carry_ctx *ctx, const carry_attention_args *args, const int32_t *pages,
+static carry_status take_copy(carry_ctx *ctx, const carry_tensor *to, const carry_tensor *from, carry_tensor scales,
+                              const int32_t *list) {
+    carry_f8_pool pool = {.numbers = *from, .scales = scales};
+    pool.numbers.shape[0] = scales.shape[0]; /* all rows of the pool */
+    return from->dtype == CARRY_F8 ? carry_take_pages_f8(ctx, *to, pool, list)
+                                   : carry_take_pages(ctx, flat_rows(to), flat_rows(from), list);
+}
+
+static carry_status check_scales(carry_ctx *ctx, const carry_attention_args *args, const carry_attention_pages *pages) {
+    const bool has_scales = pages->key_scales.data != NULL && pages->value_scales.data != NULL;
+    return args->k.dtype == args->v.dtype && (args->k.dtype == CARRY_F8) == has_scales
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EDTYPE,
+                            "keys in pages are %s and values %s, %s scales: expected one type, and "
+                            "scales for 8-bit floats",
+                            carry_dtype_name(args->k.dtype), carry_dtype_name(args->v.dtype),
+                            has_scales ? "with" : "without");
+}
+
+carry_status carry_attention_paged(carry_ctx *ctx, const carry_attention_args *args, const carry_attention_pages *pages,
                                    void *workspace, size_t bytes) {
+    carry_attention_args one = in_one_type(args);
+    CARRY_TRY(check_scales(ctx, args, pages));
     if (args->q.device == 0) {
-        CARRY_TRY(carry_attention_check(ctx, args));
-        CARRY_TRY(carry_attention_check_workspace(ctx, workspace, bytes, carry_attention_workspace(args)));
+        CARRY_TRY(carry_attention_check(ctx, &one));
+        CARRY_TRY(carry_attention_check_workspace(ctx, workspace, bytes, carry_attention_workspace(&one)));
         carry_attention_align(&workspace, &bytes);
         return forward_here(ctx, args, pages, workspace);
     }
     carry_arena arena = carry_arena_over(workspace, bytes);
     carry_tensor copy[2];
-    carry_attention_args one = *args;
     CARRY_TRY(carry_attention_check_workspace(ctx, workspace, bytes, carry_attention_paged_workspace(args)));
     take_copies(args, &arena, copy);
-    CARRY_TRY(carry_take_pages(ctx, flat_rows(&copy[0]), flat_rows(&args->k), pages));
-    CARRY_TRY(carry_take_pages(ctx, flat_rows(&copy[1]), flat_rows(&args->v), pages));
+    CARRY_TRY(take_copy(ctx, &copy[0], &args->k, pages->key_scales, pages->list));
+    CARRY_TRY(take_copy(ctx, &copy[1], &args->v, pages->value_scales, pages->list));
     one.k = copy[0];
     one.v = copy[1];
     return carry_attention(ctx, &one, (unsigned char *)workspace + arena.used, bytes - arena.used);

@@ -18,7 +18,7 @@
 
 typedef struct carry_attention_call {
     const carry_attention_args *args;
-    const int32_t *pages; /* pages of keys and values in a pool (ops/pool.h), or NULL if they are in order */
+    const carry_attention_pages *pages; /* of keys and values in a pool (ops/pool.h); NULL: they are in order */
     const carry_kernels *kernels;
     carry_key_run seen[CARRY_MAX_KEY_RUNS];
     int runs;

@@ -6,6 +6,7 @@
 
 #include "core/tensor.h"
 #include "ops/convert.h"
+#include "ops/f8.h"
 #include "ops/pool.h"
 #include "ops/product/triangle.h"
 
@@ -130,8 +131,49 @@ _Static_assert(CARRY_ATTENTION_KEYS == CARRY_POOL_PAGE, "a block of keys is in o
 
 /* The row of a block's first key, in the tensor or in the pool. */
 static int64_t row_of_key(const carry_attention_call *c, int64_t first) {
-    return c->pages != NULL ? (int64_t)c->pages[first / CARRY_POOL_PAGE] * CARRY_POOL_PAGE + first % CARRY_POOL_PAGE
-                            : first;
+    return c->pages != NULL
+               ? (int64_t)c->pages->list[first / CARRY_POOL_PAGE] * CARRY_POOL_PAGE + first % CARRY_POOL_PAGE
+               : first;
+}
+
+/* Decodes rows of a head in 8 bits. In bf16 this is exact: `to` is then uint16_t. */
+static void decode_rows(const carry_attention_call *c, void *to, carry_dtype dtype, const carry_tensor *x,
+                        const carry_tensor *scales, int64_t head, int64_t first, int64_t rows) {
+    for (int64_t i = 0; i < rows; i++) {
+        float row[CARRY_ATTENTION_DIM];
+        const uint8_t *codes = carry_attention_at(x, head, first + i);
+        const float scale = carry_f8_scale(((const uint8_t *)scales->data)[(first + i) * scales->shape[1] + head]);
+        unsigned char *into = (unsigned char *)to + (size_t)(i * c->D) * carry_dtype_size(dtype);
+        carry_f8_decode(dtype == CARRY_F32 ? (float *)(void *)into : row, codes, scale, c->D);
+        if (dtype != CARRY_F32) {
+            carry_narrow(c->kernels, into, row, dtype, c->D);
+        }
+    }
+}
+
+static const carry_tensor *scales_of(const carry_attention_call *c, const carry_tensor *x) {
+    return x == &c->args->k ? &c->pages->key_scales : &c->pages->value_scales;
+}
+
+/* Rows of k or v in f32. */
+static const float *load_rows(const carry_attention_call *c, const carry_tensor *x, int64_t head, int64_t first,
+                              int64_t rows, float *into) {
+    if (x->dtype != CARRY_F8) {
+        return carry_attention_load(c->kernels, x, head, first, rows, into);
+    }
+    decode_rows(c, into, CARRY_F32, x, scales_of(c, x), head, first, rows);
+    return into;
+}
+
+/* Rows of k or v in bf16, for tiles: *head and *first become those of the returned tensor. */
+static carry_tensor half_rows(const carry_attention_call *c, const carry_tensor *x, int64_t *head, int64_t *first,
+                              int64_t rows, void *into) {
+    if (x->dtype != CARRY_F8) {
+        return *x;
+    }
+    decode_rows(c, into, CARRY_BF16, x, scales_of(c, x), *head, *first, rows);
+    *head = *first = 0;
+    return carry_view_3d(into, CARRY_BF16, rows, 1, c->D);
 }
 
 /* True if these rows of bf16 are all finite. */
@@ -177,10 +219,10 @@ static const float *finite_values(const carry_attention_call *c, const carry_att
 }
 
 static carry_tensor finite_half_values(const carry_attention_call *c, const carry_attention_scratch *s,
-                                       int64_t key_head, int64_t first, int64_t keys) {
+                                       const carry_tensor *v, int64_t head, int64_t first, int64_t keys) {
     uint16_t *to = (uint16_t *)(void *)s->v;
     for (int64_t i = 0; i < keys; i++) {
-        const uint16_t *row = carry_attention_at(&c->args->v, key_head, first + i);
+        const uint16_t *row = carry_attention_at(v, head, first + i);
         for (int64_t d = 0; d < c->D; d++) {
             to[i * c->D + d] = (row[d] & 0x7f80u) != 0x7f80u ? row[d] : 0;
         }
@@ -192,9 +234,8 @@ static carry_tensor finite_half_values(const carry_attention_call *c, const carr
 static void add_bad_values(const carry_attention_call *c, const carry_attention_scratch *s, int64_t key_head,
                            int64_t query, int64_t at, int64_t rows, int64_t first, int64_t keys) {
     for (int64_t j = 0; j < keys; j++) {
-        float row[CARRY_ATTENTION_DIM];
-        const carry_tensor *v = &c->args->v;
-        carry_widen(c->kernels, row, carry_attention_at(v, key_head, row_of_key(c, first) + j), v->dtype, c->D);
+        float memory[CARRY_ATTENTION_DIM];
+        const float *row = load_rows(c, &c->args->v, key_head, row_of_key(c, first) + j, 1, memory);
         for (int64_t i = 0; i < rows && !carry_all_finite(row, c->D); i++) {
             int64_t from = 0;
             int64_t end = keys;
@@ -215,12 +256,11 @@ static void add_bad_values(const carry_attention_call *c, const carry_attention_
 static void add_bad_weights(const carry_attention_call *c, const carry_attention_scratch *s, int64_t key_head,
                             int64_t at, int64_t rows, int64_t first, int64_t keys) {
     for (int64_t i = 0; i < rows * keys; i++) {
-        float row[CARRY_ATTENTION_DIM];
-        const carry_tensor *v = &c->args->v;
+        float memory[CARRY_ATTENTION_DIM];
         if (isfinite(s->scores[i])) {
             continue;
         }
-        carry_widen(c->kernels, row, carry_attention_at(v, key_head, row_of_key(c, first) + i % keys), v->dtype, c->D);
+        const float *row = load_rows(c, &c->args->v, key_head, row_of_key(c, first) + i % keys, 1, memory);
         for (int64_t d = 0; d < c->D; d++) {
             s->o[(at + i / keys) * c->D + d] += s->scores[i] * row[d];
         }
@@ -235,15 +275,19 @@ carry_attention_block carry_attention_load_block(const carry_attention_call *c, 
     carry_attention_block b = {.key_head = key_head, .first = first, .keys = keys};
     const int64_t row = row_of_key(c, first);
     if (c->tiled != NULL) {
-        b.has_bad = !finite_halves(&args->v, key_head, row, keys);
-        const carry_tensor finite = b.has_bad ? finite_half_values(c, s, key_head, row, keys) : args->v;
-        carry_attention_pack(c->tiled->pack_b, s->k_panels, &args->k, key_head, row, keys, false);
-        carry_attention_pack(c->tiled->pack_b, s->v_panels, &finite, b.has_bad ? 0 : key_head, b.has_bad ? 0 : row,
+        int64_t head[2] = {key_head, key_head};
+        int64_t from[2] = {row, row};
+        const carry_tensor k = half_rows(c, &args->k, &head[0], &from[0], keys, s->k);
+        const carry_tensor v = half_rows(c, &args->v, &head[1], &from[1], keys, s->v);
+        b.has_bad = !finite_halves(&v, head[1], from[1], keys);
+        const carry_tensor finite = b.has_bad ? finite_half_values(c, s, &v, head[1], from[1], keys) : v;
+        carry_attention_pack(c->tiled->pack_b, s->k_panels, &k, head[0], from[0], keys, false);
+        carry_attention_pack(c->tiled->pack_b, s->v_panels, &finite, b.has_bad ? 0 : head[1], b.has_bad ? 0 : from[1],
                              keys, true);
         return b;
     }
-    b.k = carry_attention_load(c->kernels, &args->k, key_head, row, keys, s->k);
-    b.v = carry_attention_load(c->kernels, &args->v, key_head, row, keys, s->v);
+    b.k = load_rows(c, &args->k, key_head, row, keys, s->k);
+    b.v = load_rows(c, &args->v, key_head, row, keys, s->v);
     b.has_bad = args->causal && !sees_all(c, query, queries, first, keys) && !carry_all_finite(b.v, keys * c->D);
     b.v = b.has_bad ? finite_values(c, s, b.v, keys) : b.v;
     if (c->queries > FEW) {

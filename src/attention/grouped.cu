@@ -6,6 +6,7 @@
 #include "device/cuda.h"
 
 #include "attention/grouped.cuh"
+#include "attention/grouped_f8.cuh"
 #include "attention/grouped_kernel.cuh"
 
 extern "C" {
@@ -54,14 +55,29 @@ grouped_job job_of(const carry_attention_args *args, int blocks, void *workspace
     return job;
 }
 
+/* A kernel, and its bytes of shared memory. */
+struct chosen_kernel {
+    void (*run)(grouped_job job);
+    int bytes;
+};
+
+template <int D, bool STEP> chosen_kernel kernel_of(const grouped_job &job) {
+    if constexpr (STEP) {
+        if (job.key_codes != NULL) {
+            return {attention_grouped_f8<D>, SHARED_BYTES_F8<D>};
+        }
+    }
+    return {attention_grouped<D, STEP>, SHARED_BYTES<D>};
+}
+
 template <int D, bool STEP>
 carry_status launch(carry_ctx *ctx, const grouped_job &job, int sequences, int ordinal, cudaStream_t stream) {
     const int tiles = job.row_tiles * job.key_heads;
-    auto *kernel = attention_grouped<D, STEP>;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES<D>),
+    const chosen_kernel kernel = kernel_of<D, STEP>(job);
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel.run, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.bytes),
                    "no shared memory for attention");
     const dim3 items((unsigned)(tiles * job.pieces), (unsigned)sequences);
-    attention_grouped<D, STEP><<<items, 32 * WARPS, SHARED_BYTES<D>, stream>>>(job);
+    kernel.run<<<items, 32 * WARPS, (size_t)kernel.bytes, stream>>>(job);
     CARRY_CUDA_TRY(cudaGetLastError(), "attention could not be launched");
     if (job.pieces > 1) {
         const dim3 blocks((unsigned)(tiles * ROWS / WARPS), (unsigned)sequences);
@@ -88,7 +104,7 @@ bool has_cores(int64_t D, int ordinal) {
     int major = 0, shared = 0;
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
     (void)cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
-    const int needed = D == 256 ? SHARED_BYTES<256> : D == 128 ? SHARED_BYTES<128> : SHARED_BYTES<64>;
+    const int needed = D == 256 ? SHARED_BYTES_F8<256> : D == 128 ? SHARED_BYTES_F8<128> : SHARED_BYTES_F8<64>;
     return major >= 8 && shared >= needed;
 }
 
@@ -127,9 +143,10 @@ size_t attention_grouped_step_workspace(const carry_attention_step_args *args, i
 
 bool attention_grouped_steps(const carry_attention_step_args *args, int ordinal) {
     const int64_t D = args->q.shape[2];
-    return args->q.dtype == CARRY_BF16 && (D == 64 || D == 128 || D == 256) && has_cores(D, ordinal) &&
-           args->q.shape[1] <= ROWS * args->k.shape[1] && args->q.shape[0] <= 65535 &&
-           (args->paged ? args->most : args->keys.shape[1]) <= INT_MAX / 2;
+    return args->q.dtype == CARRY_BF16 &&
+           (args->keys.dtype == CARRY_BF16 || (args->keys.dtype == CARRY_F8 && args->paged)) &&
+           (D == 64 || D == 128 || D == 256) && has_cores(D, ordinal) && args->q.shape[1] <= ROWS * args->k.shape[1] &&
+           args->q.shape[0] <= 65535 && (args->paged ? args->most : args->keys.shape[1]) <= INT_MAX / 2;
 }
 
 carry_status attention_grouped_step(carry_ctx *ctx, const carry_attention_step_args *args, int ordinal, int blocks,
@@ -157,6 +174,12 @@ carry_status attention_grouped_step(carry_ctx *ctx, const carry_attention_step_a
     job.o_head = args->o.stride[1];
     job.q_next = args->q.stride[0];
     job.o_next = args->o.stride[0];
+    if (args->keys.dtype == CARRY_F8) {
+        job.key_codes = (const uint8_t *)args->keys.data;
+        job.value_codes = (const uint8_t *)args->values.data;
+        job.key_scales = (const uint8_t *)args->key_scales.data;
+        job.value_scales = (const uint8_t *)args->value_scales.data;
+    }
     job.k_next = job.v_next = args->paged ? 0 : room * heads * D;
     job.pages = args->paged ? args->pages : NULL;
     job.offsets = args->offsets;

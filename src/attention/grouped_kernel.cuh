@@ -49,6 +49,8 @@ struct grouped_job {
     int64_t q_next, k_next, v_next, o_next;
     /* Pages of keys in a pool, and the index of each sequence's first page; NULL: no pool. */
     const int32_t *pages, *offsets;
+    /* Keys and values in 8 bits (grouped_f8.cuh), instead of k and v. */
+    const uint8_t *key_codes, *value_codes, *key_scales, *value_scales;
 };
 
 /* The job of a block; for a step, the job of its sequence. */
@@ -302,6 +304,21 @@ __device__ __forceinline__ void store_sums(const grouped_job &job, int64_t at, i
     }
 }
 
+/* Stores the results of a block, or its partial sums if its tile is divided into pieces. */
+template <int D>
+__device__ __forceinline__ void store_item(const grouped_job &job, const grouped_item &item, const float (&o)[D / 2],
+                                           const softmax_state &state) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int local = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4 + 8 * r;
+        if (job.pieces == 1) {
+            store_row<D>(job, item, item.row + local, r, o, state);
+        } else if (item.row + local < job.rows) {
+            store_sums<D>(job, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * ROWS + local, r, o, state);
+        }
+    }
+}
+
 template <int D, bool STEP>
 __global__ void __launch_bounds__(32 * WARPS, 1) attention_grouped(const __grid_constant__ grouped_job given) {
     const grouped_job job = job_here<STEP>(given);
@@ -313,15 +330,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attention_grouped(const __grid_
     if (item.from < item.to) {
         compute<D, STEP>(job, item, shared, (unsigned char *)memory, o, state);
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int local = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4 + 8 * r;
-        if (job.pieces == 1) {
-            store_row<D>(job, item, item.row + local, r, o, state);
-        } else if (item.row + local < job.rows) {
-            store_sums<D>(job, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * ROWS + local, r, o, state);
-        }
-    }
+    store_item<D>(job, item, o, state);
 }
 
 /* A warp has a row, and a lane every 32nd pair of its elements. */

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/engine_options.h"
 #include "core/progress.h"
 #include "engine/evaluate.h"
 #include "tokenizer/wikitext.h"
@@ -41,6 +41,15 @@ static void print_json(const eval_session *d, const char *name, const carry_eval
     cli_json_integer("tokens", e->tokens);
     cli_json_integer("bytes", e->bytes);
     cli_json_text("dtype", carry_dtype_name(d->options.dtype));
+    if (d->options.kv_type != NULL) {
+        cli_json_text("kv_type", d->options.kv_type);
+    }
+    if (d->options.state_type != NULL) {
+        cli_json_text("state_type", d->options.state_type);
+    }
+    if (d->options.at_once > 0) {
+        cli_json_integer("at_once", d->options.at_once);
+    }
     cli_json_integer("length", d->options.length);
     cli_json_bool("start", d->options.from_start);
     cli_json_number("seconds", e->seconds);
@@ -109,8 +118,11 @@ static int run(int count, char **arguments) {
          "evaluate separate windows of N tokens (0: the whole text at once)"},
         {"start", 0, CLI_FLAG, &d.options.from_start, NULL,
          "predict the first token too, from the model's start or end-of-text token"},
+        {"at-once", 0, CLI_POSITIVE, &d.options.at_once, "N",
+         "tokens of a step, after which states are stored (1024; on a GPU 16384)"},
         {"binary", 0, CLI_FLAG, &d.options.take_binary, NULL, "accept files that do not look like text"},
         CLI_DTYPE_OPTION(&dtype),
+        CLI_STATE_TYPE_OPTIONS(&d.options.kv_type, &d.options.state_type),
         CLI_ADAPTER_OPTION(&adapter),
         CLI_DEVICE_OPTION(&d.on),
         {0},
@@ -123,7 +135,8 @@ static int run(int count, char **arguments) {
     if (words < 2) {
         return cli_refuse("eval needs a model's folder and a text: carry eval MODEL FILE...");
     }
-    if (cli_dtype(dtype, &d.options.dtype) != CLI_DONE) {
+    if (cli_dtype(dtype, &d.options.dtype) != CLI_DONE ||
+        !cli_state_types_check(d.options.kv_type, d.options.state_type)) {
         return CLI_IMPOSSIBLE;
     }
     cli_catch_interrupt();

@@ -4,11 +4,30 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "engine/state_types.h"
+
 #define MOST_GUESSES 16 /* carry/engine.h */
+
+bool cli_state_types_check(const char *kv_type, const char *state_type) {
+    char shown[64];
+    if (kv_type != NULL && !carry_state_types_is_kv(kv_type)) {
+        (void)cli_refuse("--kv-type '%s': expected " CARRY_STATE_TYPES_KV, cli_shown(shown, kv_type));
+        return false;
+    }
+    if (state_type != NULL && !carry_state_types_is_state(state_type)) {
+        (void)cli_refuse("--state-type '%s': expected " CARRY_STATE_TYPES_STATE "%s", cli_shown(shown, state_type),
+                         strcmp(state_type, "int8") == 0 ? "; rounding errors of 8-bit integers would add up" : "");
+        return false;
+    }
+    return true;
+}
 
 bool cli_engine_check(const carry_engine_options *o) {
     char shown[64];
     struct stat about;
+    if (!cli_state_types_check(o->kv_type, o->state_type)) {
+        return false;
+    }
     if (o->no_cache && (o->cache_device > 0 || o->cache_host > 0 || o->cache_dir != NULL || o->cache_dir_bytes > 0)) {
         (void)cli_refuse("--no-cache does not go with --cache-device, --cache-host, --cache-dir and --cache-dir-size");
         return false;

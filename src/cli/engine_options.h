@@ -9,6 +9,12 @@
 #include "carry/engine.h"
 #include "cli/cli.h"
 
+/* kv, state: const char **. */
+#define CLI_STATE_TYPE_OPTIONS(kv, state)                                                                         \
+    {"kv-type", 0, CLI_TEXT, (kv), "TYPE", "store keys and values in f32, bf16, f16 or fp8 (that of --dtype)"}, { \
+        "state-type", 0, CLI_TEXT, (state), "TYPE", "store recurrent states in f32 or bf16 (f32)"                 \
+    }
+
 /* to: carry_engine_options *. Fields without an option keep their value. */
 #define CLI_ENGINE_OPTIONS(to)                                                                                           \
     {"sequences", 0, CLI_POSITIVE, &(to)->sequences, "N", "texts at once, at most (16)"},                                \
@@ -23,6 +29,7 @@
          &(to)->draft, "NAME", "guess next tokens and verify them together: ngram, mtp or none (none)"},                 \
         {"draft-tokens",      0,   CLI_POSITIVE,                                                                         \
          &(to)->draft_tokens, "N", "guesses of a text in a step, up to 16 (4; mtp: 2)"},                                 \
+        CLI_STATE_TYPE_OPTIONS(&(to)->kv_type, &(to)->state_type),                                                       \
         {"no-cache", 0, CLI_FLAG, &(to)->no_cache, NULL, "read every prompt from its beginning"}, {                      \
         "same-bits", 0, CLI_FLAG, &(to)->same_bits, NULL,                                                                \
             "the same bits whatever runs beside a text and whatever is cached; slower"                                   \
@@ -50,5 +57,7 @@
 /* Returns false after printing a message if options are invalid or exclude each other, or if the path of --cache-dir is
    not a folder. A cache folder that cannot be written only causes a warning later. */
 bool cli_engine_check(const carry_engine_options *options);
+/* The same for the types of states; NULL: not given. */
+bool cli_state_types_check(const char *kv_type, const char *state_type);
 
 #endif

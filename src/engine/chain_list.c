@@ -143,6 +143,7 @@ static bool add_delta(carry_chain *c, const carry_lm_sublayer *own, const carry_
         .wv = carry_decode_wide(lm, own, CARRY_LM_V_CONV),
         .tail = {state[0].data, state[1].data, state[2].data},
         .state = state[3].data,
+        .is_bf16 = state[3].dtype == CARRY_BF16,
         .A_log = carry_decode_wide(lm, own, CARRY_LM_A_LOG),
         .dt_bias = carry_decode_wide(lm, own, CARRY_LM_DT_BIAS),
         .norm = carry_decode_wide(lm, own, CARRY_LM_O_NORM),
@@ -185,6 +186,8 @@ static bool add_attention(carry_chain *c, const carry_lm_sublayer *own, const ca
         .scale = 1.0f / sqrtf((float)width),
         .keys = state[0].data,
         .values = state[1].data,
+        .key_scales = state[0].dtype == CARRY_F8 ? state[2].data : NULL,
+        .value_scales = state[0].dtype == CARRY_F8 ? state[3].data : NULL,
         .part = c->part,
         .y = c->mixed.data,
     };

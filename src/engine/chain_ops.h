@@ -31,6 +31,7 @@
 #define CARRY_CHAIN_GROUP 8      /* maximum number of query heads per key head */
 #define CARRY_CHAIN_KEY 128      /* width of keys and values of a head of the delta rule */
 #define CARRY_CHAIN_SPLITS 8     /* attention splits the tokens of a sequence into this many parts */
+#define CARRY_CHAIN_SPLITS_F8 32 /* the same with 8-bit keys and values: enough blocks for one long text */
 #define CARRY_CHAIN_COLUMNS 32   /* the columns of a matrix are a multiple of this */
 #define CARRY_CHAIN_EXPERTS_MOST 512
 #define CARRY_CHAIN_CHOSEN_MOST 16 /* maximum number of experts per token */
@@ -60,7 +61,8 @@ typedef struct carry_chain_delta {
     int taps; /* taps of the convolution: 2 to 4 */
     const float *wq, *wk, *wv;
     float *tail[3]; /* [slots, taps - 1, channels]: the previous inputs of q, k and v */
-    float *state;   /* [slots, value heads, 128, 128] */
+    void *state;    /* [slots, value heads, 128, 128], f32 or bf16 */
+    bool is_bf16;
     const float *A_log, *dt_bias, *norm;
     float beta_factor, scale, eps;
     void *y; /* [sequences, value heads * 128] */
@@ -74,9 +76,10 @@ typedef struct carry_chain_attend {
     const float *rates;           /* [rotary / 2]: radians a position */
     const float *q_norm, *k_norm; /* NULL: none */
     float plus, eps, scale;
-    void *keys, *values; /* bf16 [pages, page tokens, key heads, width] */
-    float *part;         /* [sequences, heads, splits, width + 2]: weighted sums, maximum, sum of exponentials */
-    void *y;             /* [sequences, heads * width] */
+    void *keys, *values; /* [pages, page tokens, key heads, width], bf16 or with scales 8-bit floats (ops/f8.h) */
+    uint8_t *key_scales, *value_scales; /* [pages, page tokens, key heads]; NULL: none */
+    float *part; /* [sequences, heads, splits, width + 2]: weighted sums, maximum, sum of exponentials */
+    void *y;     /* [sequences, heads * width] */
 } carry_chain_attend;
 
 typedef struct carry_chain_embed {

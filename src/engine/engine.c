@@ -42,7 +42,7 @@ static carry_status choose_memory(carry_ctx *ctx, int device, size_t *memory) {
 
 /* Sets e->texts to the number of texts at once; the other runs of a step are for guesses. */
 static carry_status choose_sizes(carry_engine *e, const carry_engine_options *o, carry_dtype dtype,
-                                 carry_runner_sizes *sizes, carry_draft_plan *draft) {
+                                 const carry_state_types *types, carry_runner_sizes *sizes, carry_draft_plan *draft) {
     const carry_lm *lm = e->model.lm;
     const int64_t longest = lm->config.max_position_embeddings;
     size_t memory = o->memory;
@@ -62,7 +62,7 @@ static carry_status choose_sizes(carry_engine *e, const carry_engine_options *o,
     }
     CARRY_TRY(draft->by_heads ? carry_lm_heads_open(e->model.lm, &e->heads) : CARRY_OK);
     carry_pool_demand demand = {.sequences = sizes->sequences, .context = sizes->context};
-    carry_model_runner_measure(lm, e->heads, dtype, &demand.slot_bytes, &demand.page_bytes);
+    carry_model_runner_measure(lm, e->heads, dtype, types, &demand.slot_bytes, &demand.page_bytes);
     demand.most_slots = sizes->sequences + draft->runs + (o->no_cache ? 0 : SNAPSHOTS);
     demand.spare = o->no_cache ? 0 : 3 * sizes->sequences;
     CARRY_TRY(choose_memory(e->ctx, lm->own.device, &memory));
@@ -97,10 +97,13 @@ static carry_status find_tokens(carry_engine *e) {
 static carry_status open_engine(carry_engine *e, const carry_engine_options *o, carry_dtype dtype) {
     carry_runner_sizes sizes;
     carry_draft_plan draft;
-    CARRY_TRY(choose_sizes(e, o, dtype, &sizes, &draft));
+    carry_state_types types;
+    CARRY_TRY(carry_state_types_parse(&types, e->model.lm, dtype, o->kv_type, o->state_type));
+    CARRY_TRY(choose_sizes(e, o, dtype, &types, &sizes, &draft));
     CARRY_TRY(find_tokens(e));
-    CARRY_TRY(carry_model_runner_new_with(e->model.lm, &e->runner, &sizes, dtype,
-                                          &(carry_model_runner_options){.same_bits = o->same_bits, .heads = e->heads}));
+    CARRY_TRY(carry_model_runner_new_with(
+        e->model.lm, &e->runner, &sizes, dtype,
+        &(carry_model_runner_options){.same_bits = o->same_bits, .heads = e->heads, .types = &types}));
     const carry_scheduler_options options = {
         .cache = {.device_bytes = o->no_cache           ? 0
                                   : o->cache_device > 0 ? o->cache_device

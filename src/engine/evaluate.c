@@ -47,6 +47,7 @@ typedef struct work {
     carry_evaluation *result;
     carry_evaluate_files files;
     carry_runner *runner;
+    carry_state_types types;
     int64_t lanes;
     lane *lane;
     int64_t page_list; /* pages of a slot */
@@ -97,7 +98,7 @@ static carry_status choose_sizes(work *w, carry_runner_sizes *sizes) {
     const int64_t files = carry_text_files(w->files.text);
     size_t slot;
     size_t page;
-    carry_model_runner_measure(w->model->lm, NULL, w->options->dtype, &slot, &page);
+    carry_model_runner_measure(w->model->lm, NULL, w->options->dtype, &w->types, &slot, &page);
     sizes->tokens = w->options->at_once > 0 ? w->options->at_once : usual;
     sizes->context = length > 0 ? length : UNBOUNDED;
     if (page > 0 && length == 0) {
@@ -145,10 +146,12 @@ static carry_status open_work(work *w) {
         return carry_fail(w->ctx, CARRY_ESIZE, "windows of %" PRId64 " tokens: expected 1 to %" PRId64, length,
                           LENGTH_MOST);
     }
+    CARRY_TRY(carry_state_types_parse(&w->types, w->model->lm, w->options->dtype, w->options->kv_type,
+                                      w->options->state_type));
     CARRY_TRY(choose_sizes(w, &sizes));
     CARRY_TRY(open_lanes(w, &sizes));
     return carry_model_runner_new_with(w->model->lm, &w->runner, &sizes, w->options->dtype,
-                                       &(carry_model_runner_options){.scores = true});
+                                       &(carry_model_runner_options){.scores = true, .types = &w->types});
 }
 
 /* Adds the results of a step to the sums. */

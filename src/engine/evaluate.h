@@ -27,8 +27,9 @@ typedef struct carry_evaluation {
 } carry_evaluation;
 
 typedef struct carry_evaluate_options {
-    int64_t length;    /* tokens of a window; 0: no windows, the state is carried along */
-    carry_dtype dtype; /* type to compute in */
+    int64_t length;                   /* tokens of a window; 0: no windows, the state is carried along */
+    carry_dtype dtype;                /* type to compute in */
+    const char *kv_type, *state_type; /* types of states, as in carry/engine.h; NULL: defaults */
     bool take_binary;
     bool from_start; /* predict the first token too, from the start token if there is one */
     int64_t at_once; /* tokens of a call; 0: 1,024 on the CPU, 16,384 on a GPU */

@@ -167,6 +167,7 @@ static carry_status open_together(together *w) {
     const carry_engine_options *e = &g->engine;
     carry_runner_sizes sizes = {.sequences = g->batch};
     carry_draft_plan draft;
+    carry_state_types types;
     size_t available;
     size_t total;
     int64_t longest;
@@ -191,14 +192,16 @@ static carry_status open_together(together *w) {
     demand.most_slots = demand.sequences + draft.runs + (is_cached ? snapshots : 0);
     demand.spare = is_cached ? g->batch : 0;
     CARRY_TRY(draft.by_heads ? carry_lm_heads_open(lm, &w->heads) : CARRY_OK);
-    carry_model_runner_measure(lm, w->heads, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
+    CARRY_TRY(carry_state_types_parse(&types, lm, g->options->dtype, e->kv_type, e->state_type));
+    carry_model_runner_measure(lm, w->heads, g->options->dtype, &types, &demand.slot_bytes, &demand.page_bytes);
     CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
     CARRY_TRY(
         carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, e->memory > 0 ? e->memory : available / 2, &demand));
     const int64_t texts = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
     sizes.sequences = texts + draft.runs < sizes.slots ? texts + draft.runs : sizes.slots;
-    CARRY_TRY(carry_model_runner_new_with(lm, &w->runner, &sizes, g->options->dtype,
-                                          &(carry_model_runner_options){.same_bits = e->same_bits, .heads = w->heads}));
+    CARRY_TRY(carry_model_runner_new_with(
+        lm, &w->runner, &sizes, g->options->dtype,
+        &(carry_model_runner_options){.same_bits = e->same_bits, .heads = w->heads, .types = &types}));
     const carry_scheduler_options options = {
         .cache = {.device_bytes = !is_cached            ? 0
                                   : e->cache_device > 0 ? e->cache_device

@@ -167,6 +167,7 @@ carry_lm_pass_options carry_model_runner_pass_options(const carry_model_runner *
                                    .context = r->head.sizes.context,
                                    .same_bits = r->same_bits && r->device == 0,
                                    .dtype = r->dtype,
+                                   .f8_caches = r->types.kv == CARRY_F8,
                                    .forward_only = true};
 }
 
@@ -180,7 +181,8 @@ static carry_status open_runner(carry_model_runner *r) {
         CARRY_TRY(carry_stream_new(r->head.ctx, &r->stream, r->device));
         CARRY_TRY(carry_ctx_set_stream(r->head.ctx, r->device, r->stream));
     }
-    CARRY_TRY(carry_lm_pool_new(r->lm, &r->pool, sizes->slots + 1, sizes->pages + 1, r->dtype));
+    const carry_lm_pool_types types = carry_state_types_of_pool(&r->types, r->dtype, sizes->sequences);
+    CARRY_TRY(carry_lm_pool_new(r->lm, &r->pool, sizes->slots + 1, sizes->pages + 1, &types));
     CARRY_TRY(carry_lm_pass_new(r->lm, &r->pass, &options));
     CARRY_TRY(carry_lm_pass_take(r->pass, &r->memory));
     CARRY_TRY(open_lists(r));
@@ -349,7 +351,8 @@ carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, cons
     size_t slot;
     size_t page;
     carry_lm *heads = options != NULL ? options->heads : NULL;
-    carry_model_runner_measure(lm, heads, dtype, &slot, &page);
+    const carry_state_types *types = options != NULL ? options->types : NULL;
+    carry_model_runner_measure(lm, heads, dtype, types, &slot, &page);
     CARRY_TRY(check_sizes(lm, wanted, page > 0));
     carry_model_runner *r = calloc(1, sizeof *r);
     if (r == NULL) {
@@ -363,6 +366,9 @@ carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, cons
     r->lm = lm;
     r->device = lm->own.device;
     r->dtype = dtype;
+    r->types = types != NULL ? *types : (carry_state_types){.kv = dtype, .state = CARRY_F32};
+    r->head.sizes.kv_type = carry_state_types_name(r->types.kv);
+    r->head.sizes.state_type = carry_state_types_name(r->types.state);
     r->same_bits = same_bits;
     r->heads.lm = heads;
     r->scores = options != NULL && options->scores;

@@ -14,23 +14,26 @@
 #define CARRY_ENGINE_MODEL_RUNNER_H
 
 #include "engine/runner.h"
+#include "engine/state_types.h"
 #include "model/lm/lm.h"
 
 typedef struct carry_model_runner_options {
     bool same_bits;
     bool scores;     /* all runs have targets, and none wants a token: for evaluation (model_runner_score.c) */
     carry_lm *heads; /* multi-token heads of the model, for ops->draft; NULL: none. The runner uses them */
+    const carry_state_types *types; /* NULL: keys and values in the type of activations, states in f32 */
 } carry_model_runner_options;
 
 /* Of `wanted`, only slots, pages, sequences, tokens and context are read; the runner sets the other sizes itself.
-   dtype: the type of activations, keys and values. The runner uses lm and must be closed before it. */
+   dtype: the type of activations. The runner uses lm and must be closed before it. */
 carry_status carry_model_runner_new(carry_lm *lm, carry_runner **made, const carry_runner_sizes *wanted,
                                     carry_dtype dtype);
 carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, const carry_runner_sizes *wanted,
                                          carry_dtype dtype, const carry_model_runner_options *options);
 
-/* The sizes in bytes of a slot and of a page, for choosing their numbers. heads: NULL or multi-token heads. */
-void carry_model_runner_measure(const carry_lm *lm, const carry_lm *heads, carry_dtype dtype, size_t *slot,
-                                size_t *page);
+/* The sizes in bytes of a slot and of a page, for choosing their numbers. heads: NULL or multi-token heads; types: NULL
+   as above. */
+void carry_model_runner_measure(const carry_lm *lm, const carry_lm *heads, carry_dtype dtype,
+                                const carry_state_types *types, size_t *slot, size_t *page);
 
 #endif

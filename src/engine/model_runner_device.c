@@ -75,7 +75,9 @@ static carry_status open_kernels(carry_model_runner *r) {
                                                  .last = r->last_there,
                                                  .sequences = (int)(sizes->sequences < most ? sizes->sequences : most)},
                                        .same_bits = r->same_bits};
-    if (!r->same_bits) {
+    /* The kernel of a whole step reads only the usual types; the chain reads all. */
+    const bool is_usual = r->types.kv == CARRY_BF16 && r->types.state == CARRY_F32;
+    if (!r->same_bits && is_usual) {
         CARRY_TRY(carry_decode_open(&r->decode, r->lm, r->pool, r->wide, &options));
     }
     return carry_chain_open(&r->chain, r->lm, r->pool, &chain);

@@ -48,7 +48,8 @@ carry_status carry_model_runner_open_heads(carry_model_runner *r) {
     if (r->same_bits && r->device != 0) {
         return carry_fail(r->head.ctx, CARRY_EUNSUPPORTED, "multi-token heads with same_bits need the CPU");
     }
-    CARRY_TRY(carry_lm_pool_new(lm, &r->heads.pool, sizes->slots + 1, sizes->pages + 1, r->dtype));
+    const carry_lm_pool_types types = carry_state_types_of_pool(&r->types, r->dtype, sizes->sequences);
+    CARRY_TRY(carry_lm_pool_new(lm, &r->heads.pool, sizes->slots + 1, sizes->pages + 1, &types));
     CARRY_TRY(carry_lm_pass_new(lm, &r->heads.pass, &options));
     CARRY_TRY(carry_lm_pass_take(r->heads.pass, &r->heads.memory));
     r->heads.drafts = calloc((size_t)sizes->sequences, sizeof *r->heads.drafts);

@@ -70,6 +70,7 @@ typedef struct carry_model_runner {
     carry_lm *lm;
     int device;
     carry_dtype dtype;
+    carry_state_types types;
     bool same_bits, scores;
     carry_model_runner_heads heads;
     float *losses_there; /* [tokens], for a runner that scores on a GPU */

@@ -148,27 +148,29 @@ carry_status carry_model_runner_write_page(carry_runner *runner, int32_t page, c
     return move(r, true, page, NULL, from);
 }
 
-static void measure(const carry_lm *lm, carry_dtype dtype, size_t *slot, size_t *page) {
+static void measure(const carry_lm *lm, const carry_lm_pool_types *types, size_t *slot, size_t *page) {
     for (int64_t layer = 0; layer < lm->config.num_hidden_layers; layer++) {
-        carry_lm_state_part about[CARRY_LM_STATE_PARTS] = {0};
-        (void)lm->layer[layer].mixer.part->state(&lm->config, about);
+        carry_lm_state_part about[CARRY_LM_STATE_PARTS];
+        carry_lm_pool_describe(lm, layer, types, about);
         for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
             size_t count = about[i].rank > 0 ? 1 : 0;
             for (int j = about[i].grows ? 1 : 0; j < about[i].rank; j++) {
                 count *= (size_t)about[i].shape[j];
             }
-            *(about[i].grows ? page : slot) +=
-                count * (about[i].grows ? CARRY_PAGE_TOKENS * carry_dtype_size(dtype) : sizeof(float));
+            *(about[i].grows ? page : slot) += count * (about[i].grows ? CARRY_PAGE_TOKENS : 1) *
+                                               carry_dtype_size(carry_lm_pool_part_type(&about[i], types));
         }
     }
 }
 
-void carry_model_runner_measure(const carry_lm *lm, const carry_lm *heads, carry_dtype dtype, size_t *slot,
-                                size_t *page) {
+void carry_model_runner_measure(const carry_lm *lm, const carry_lm *heads, carry_dtype dtype,
+                                const carry_state_types *types, size_t *slot, size_t *page) {
+    const carry_state_types usual = {.kv = dtype, .state = CARRY_F32};
+    const carry_lm_pool_types pool = carry_state_types_of_pool(types != NULL ? types : &usual, dtype, 1);
     *slot = *page = 0;
-    measure(lm, dtype, slot, page);
+    measure(lm, &pool, slot, page);
     if (heads != NULL) {
-        measure(heads, dtype, slot, page);
+        measure(heads, &pool, slot, page);
         *slot += (size_t)heads->config.hidden_size * carry_dtype_size(dtype);
     }
 }

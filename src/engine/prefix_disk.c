@@ -20,7 +20,16 @@
 #define SUFFIX ".prefix"
 #define NAME 80
 #define UNFINISHED 3600.0 /* seconds after which an unfinished file is deleted */
-#define HEADER 1536       /* bytes: at least the size of a file's header */
+#define HEADER 1792       /* bytes: at least the size of a file's header */
+
+/* Files of keys and values in 8 bits, or of states in bf16, have names of their own: engines with other types can then
+   share the folder. */
+static uint64_t with_types(uint64_t model, const carry_runner_sizes *sizes) {
+    const bool has_f8 = sizes->kv_type != NULL && strcmp(sizes->kv_type, "fp8") == 0;
+    const bool has_bf16 = sizes->state_type != NULL && strcmp(sizes->state_type, "bf16") == 0;
+    model = has_f8 ? carry_hash(model, "kv fp8", 6) : model;
+    return has_bf16 ? carry_hash(model, "state bf16", 10) : model;
+}
 
 static void name_of(char name[NAME], const carry_prefix_disk *d, uint64_t hash, int64_t length) {
     char model[CARRY_HASH_TEXT];
@@ -104,6 +113,7 @@ void carry_prefix_disk_open(carry_prefix *p) {
         free(d);
         return;
     }
+    d->model = with_types(d->model, &p->runner->sizes);
     (void)mkdir(d->folder, 0777);
     folder = opendir(d->folder);
     if (folder == NULL) {

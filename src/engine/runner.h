@@ -31,6 +31,8 @@ typedef struct carry_runner_sizes {
     int64_t context;    /* maximum number of tokens of one sequence */
     int64_t vocabulary; /* ids are below it */
     size_t slot_bytes, page_bytes;
+    /* Names of the types of keys and values and of states ("fp8"), for files of states; NULL: not known. */
+    const char *kv_type, *state_type;
 } carry_runner_sizes;
 
 /* One sequence in a step. Before the step its slot and pages hold the state after `length` tokens, after it the state

@@ -22,6 +22,25 @@ static carry_safetensors_item item_of(const char *name, const void *data, size_t
         .name = name, .tensor = carry_view((void *)(uintptr_t)data, type, 2, shape), .dtype = type};
 }
 
+/* The types of a runner as they are written: a name of up to 8 characters is a number, so that a file has no other
+   form of the same types. 0: not known. */
+static int64_t number_of(const char *name) {
+    int64_t number = 0;
+    for (size_t i = 0; name != NULL && i < sizeof number && name[i] != '\0'; i++) {
+        number |= (int64_t)(unsigned char)name[i] << (8 * i);
+    }
+    return number;
+}
+
+static const char *name_of(char text[9], int64_t number) {
+    for (size_t i = 0; i < 8; i++) {
+        const char c = (char)((uint64_t)number >> (8 * i) & 0x7f);
+        text[i] = (char)(c == '\0' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ? c : '?');
+    }
+    text[8] = '\0';
+    return text;
+}
+
 carry_status carry_state_image_write(carry_ctx *ctx, const char *path, carry_runner *runner,
                                      const carry_state_image *image) {
     const int64_t start[] = {image->start, (int64_t)image->start_hash};
@@ -30,11 +49,12 @@ carry_status carry_state_image_write(carry_ctx *ctx, const char *path, carry_run
     if ((runner->sizes.slot_bytes | runner->sizes.page_bytes) % 2 != 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s: a state of an odd number of bytes cannot be saved", path);
     }
+    const int64_t types[] = {number_of(runner->sizes.kv_type), number_of(runner->sizes.state_type)};
     const carry_safetensors_item items[] = {
         item_of("tokens", image->ids, sizeof *image->ids, image->id_count), item_of("start", start, sizeof *start, 2),
-        item_of("slot", image->slot, runner->sizes.slot_bytes, 1),
+        item_of("types", types, sizeof *types, 2), item_of("slot", image->slot, runner->sizes.slot_bytes, 1),
         item_of("pages", image->pages, runner->sizes.page_bytes, image->page_count)};
-    return carry_state_write(ctx, path, &about, items, image->page_count > 0 ? 4 : 3);
+    return carry_state_write(ctx, path, &about, items, image->page_count > 0 ? 5 : 4);
 }
 
 static carry_status damaged(carry_ctx *ctx, const char *path, const char *name) {
@@ -50,6 +70,25 @@ static const void *data_of(const carry_state_file *file, const char *name, size_
                    t->shape[1] == (int64_t)(unit / carry_dtype_size(type))
                ? t->data
                : NULL;
+}
+
+/* Files without types are of versions that had no choice of them. */
+static carry_status check_types(carry_ctx *ctx, const carry_state_file *file, const char *path,
+                                const carry_runner_sizes *sizes) {
+    const int64_t *types = data_of(file, "types", sizeof *types, 2);
+    const int64_t kv = number_of(sizes->kv_type);
+    const int64_t state = number_of(sizes->state_type);
+    char text[4][9];
+    if (types == NULL) {
+        return carry_safetensors_find(&file->file, "types") == NULL ? CARRY_OK : damaged(ctx, path, "types");
+    }
+    return types[0] == kv && types[1] == state
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EARGUMENT,
+                            "%s has keys and values in %s and states in %s, and this engine %s and %s: use --kv-type "
+                            "and --state-type of the file, or read its text again",
+                            path, name_of(text[0], types[0]), name_of(text[1], types[1]), name_of(text[2], kv),
+                            name_of(text[3], state));
 }
 
 static carry_status check_image(carry_ctx *ctx, const carry_state_file *file, carry_state_image *image,
@@ -96,6 +135,7 @@ static carry_status check_file(carry_ctx *ctx, const carry_state_file *file, car
         return carry_fail(ctx, CARRY_EARGUMENT, "%s is a state of another model: open the model that it was saved from",
                           path);
     }
+    CARRY_TRY(check_types(ctx, file, path, &runner->sizes));
     return check_image(ctx, file, image, path, &runner->sizes);
 }
 

@@ -2,6 +2,8 @@
 
        tokens   i64 [length - start]: ids of the tokens from `start` on
        start    i64 [2]: start, and the hash of the tokens before it (carry_hash_ids)
+       types    i64 [2]: types of keys and values and of states (carry_runner_sizes), the letters of a name from the
+                lowest byte on. Older files have no types
        slot     the recurrent part, in the runner's format
        pages    keys and values from page start / CARRY_PAGE_TOKENS on, in the runner's format
 
@@ -26,7 +28,7 @@ carry_status carry_state_image_write(carry_ctx *ctx, const char *path, carry_run
                                      const carry_state_image *image);
 
 /* Opens and checks a file; pointers of the image point into it until carry_state_close. CARRY_EFORMAT: the file is
-   damaged or not a state. CARRY_EARGUMENT: it belongs to another model, or to the same one with another layout; the
+   damaged or not a state. CARRY_EARGUMENT: it belongs to another model, or to the same one with other types; the
    message names the path. */
 carry_status carry_state_image_open(carry_ctx *ctx, carry_state_file *file, carry_state_image *image, const char *path,
                                     carry_runner *runner);

@@ -1,6 +1,7 @@
 /* Kept states in host memory, and moved to other devices. */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/context.h"
 #include "core/memory.h"
@@ -101,6 +102,13 @@ static carry_status check_target(carry_scheduler *s, carry_scheduler *to, const 
     CARRY_TRY(s->runner->ops->hash(s->runner, &model));
     if (to->runner->ops->hash(to->runner, &other) != CARRY_OK) {
         return carry_fail(s->ctx, CARRY_EARGUMENT, "%s", carry_ctx_error(to->ctx));
+    }
+    const bool has_types = here->kv_type != NULL && there->kv_type != NULL;
+    if (model == other && has_types &&
+        (strcmp(here->kv_type, there->kv_type) != 0 || strcmp(here->state_type, there->state_type) != 0)) {
+        return carry_fail(s->ctx, CARRY_EARGUMENT,
+                          "the other engine has keys and values in %s and states in %s, and this one %s and %s",
+                          there->kv_type, there->state_type, here->kv_type, here->state_type);
     }
     if (model != other || here->slot_bytes != there->slot_bytes || here->page_bytes != there->page_bytes) {
         return carry_fail(s->ctx, CARRY_EARGUMENT,

@@ -52,15 +52,25 @@ carry_status carry_conv_expect_map(carry_ctx *ctx, const carry_conv_step_map *ma
 carry_status carry_copy_slots(carry_ctx *ctx, carry_tensor pool, const int32_t *to, const int32_t *from, int64_t count);
 
 /* carry_take_slots: to[i] = pool[slots[i]]. carry_put_slots: pool[slots[i]] = from[i], with no slot twice. pool [R, n],
-   to and from [B, n], of one type. */
+   to and from [B, n], of one type; or a pool in bf16 with rows in f32, which are rounded to the nearest, ties to even.
+   */
 carry_status carry_take_slots(carry_ctx *ctx, carry_tensor to, carry_tensor pool, const int32_t *slots);
 carry_status carry_put_slots(carry_ctx *ctx, carry_tensor pool, carry_tensor from, const int32_t *slots);
 
-/* to[rows[i]] = from[i]: to [R, n], from [T, n], of one type. `rows` has no row twice. */
+/* to[rows[i]] = from[i]: to [R, n], from [T, n], of one type, or on the CPU of any two types. `rows` has no row
+   twice. */
 carry_status carry_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows);
 
 /* Copies the first S tokens of a sequence from the pool [R, n] to `to` [S, n]. */
 carry_status carry_take_pages(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int32_t *pages);
+
+/* The same for a pool of heads in 8 bits (ops/f8.h): numbers [R, H, D], 8-bit floats; scales [R, H], bytes. from and to
+   [T, H, D], in f32, bf16 or f16. */
+typedef struct carry_f8_pool {
+    carry_tensor numbers, scales;
+} carry_f8_pool;
+carry_status carry_put_rows_f8(carry_ctx *ctx, carry_f8_pool to, carry_tensor from, const int64_t *rows);
+carry_status carry_take_pages_f8(carry_ctx *ctx, carry_tensor to, carry_f8_pool from, const int32_t *pages);
 
 /* table[t, i] = cos and sin of positions[t] * rates[i], the angle rounded to f32: table [T, half, 2], f32. */
 carry_status carry_rotary_turns(carry_ctx *ctx, carry_tensor table, const int64_t *positions, const float *rates);

@@ -141,6 +141,8 @@ extern "C" {
     X(put_slots, CARRY_REAL, (carry_ctx * ctx, carry_tensor pool, carry_tensor from, const int32_t *slots))            \
     X(put_rows, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from, const int64_t *rows))                \
     X(take_pages, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from, const int32_t *pages))             \
+    X(put_rows_f8, CARRY_REAL, (carry_ctx * ctx, carry_f8_pool to, carry_tensor from, const int64_t *rows))            \
+    X(take_pages_f8, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_f8_pool from, const int32_t *pages))         \
     X(rotary_turns, "f32", (carry_ctx * ctx, carry_tensor table, const int64_t *positions, const float *rates))        \
     X(route, CARRY_REAL,                                                                                               \
       (carry_ctx * ctx, carry_tensor weights, carry_tensor chosen, carry_tensor logits, carry_tensor bias,             \

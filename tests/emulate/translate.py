@@ -69,6 +69,7 @@ ASSEMBLY = [
     (r"cvt\.rn\.bf16x2\.f32", "{o} = emulate::pack_bf16({i1}, {i0})"),
     (r"cvt\.rn\.satfinite\.e4m3x2\.f32", "{o} = fp8_code_of({i1}, false) | fp8_code_of({i0}, false) << 8"),
     (r"cvt\.rn\.satfinite\.e5m2x2\.f32", "{o} = fp8_code_of({i1}, true) | fp8_code_of({i0}, true) << 8"),
+    (r"cvt\.rn\.f16x2\.e4m3x2", "(void)0"),  # only for GPUs that have it: the emulated one takes the other branch
     (r"ex2\.approx\.ftz\.f32", "{o} = exp2f({i})"),
     (r"rcp\.approx\.ftz\.f32", "{o} = 1.0f / ({i})"),
     (r"ld\.acquire\.gpu\.global\.u32", "{o} = *({i})"),

@@ -94,11 +94,66 @@ static void case_move_slots(carry_dtype type) {
     one_move(type, 70000);
 }
 
+/* States in bf16: rows in f32, which are rounded the same on every device. */
+static void one_narrow_move(int64_t n) {
+    const operand slots = numbers((const int32_t[]){4, 0, 8}, 3);
+    operand pool = given(CARRY_BF16, 2, SHAPE(SLOTS, n), -1, 1), taken = wanted(CARRY_F32, 2, SHAPE(3, n));
+    operand put = given(CARRY_F32, 2, SHAPE(3, n), -1, 1);
+    EACH_SIDE {
+        CALL(carry_take_slots(ctx, taken.t[side], pool.t[side], slots.t[side].data));
+        CALL(carry_put_slots(ctx, pool.t[side], put.t[side], slots.t[side].data));
+    }
+    compare("taken", &taken, 0.0);
+    compare("pool", &pool, 0.0);
+    free_operands();
+}
+
+static void case_narrow_slots(carry_dtype type) {
+    (void)type;
+    one_narrow_move(1024);
+    one_narrow_move(7);
+    one_narrow_move(70000);
+}
+
+/* Keys and values in 8 bits: what is read back after writing is the same on every device. */
+static void one_f8(carry_dtype type, int64_t heads, int64_t width) {
+    enum { COUNT = CARRY_POOL_PAGE + 9, ROWS = 3 * CARRY_POOL_PAGE };
+    const operand pages = numbers((const int32_t[]){2, 0}, 2);
+    int64_t list[COUNT];
+    for (int64_t t = 0; t < COUNT; t++) {
+        list[t] = (t < CARRY_POOL_PAGE ? 2 : 0) * CARRY_POOL_PAGE + t % CARRY_POOL_PAGE;
+    }
+    const operand rows = numbers((const int32_t *)(const void *)list, 2 * COUNT);
+    operand from = given(type, 3, SHAPE(COUNT, heads, width), -1, 1);
+    operand to = wanted(type, 3, SHAPE(COUNT, heads, width));
+    const size_t bytes = (size_t)(ROWS * heads * width);
+    EACH_SIDE {
+        void *codes = side == 0 ? keep(malloc(bytes)) : on_device(bytes);
+        void *scales = side == 0 ? keep(malloc((size_t)(ROWS * heads))) : on_device((size_t)(ROWS * heads));
+        const int device = side == 0 ? 0 : device_tested;
+        const carry_f8_pool pool = {
+            .numbers = carry_view_on(device, codes, CARRY_F8, 3, (const int64_t[]){ROWS, heads, width}),
+            .scales = carry_view_on(device, scales, CARRY_I8, 2, (const int64_t[]){ROWS, heads})};
+        CALL(carry_put_rows_f8(ctx, pool, from.t[side], rows.t[side].data));
+        CALL(carry_take_pages_f8(ctx, to.t[side], pool, pages.t[side].data));
+    }
+    compare("to", &to, 0.0);
+    free_operands();
+}
+
+static void case_f8(carry_dtype type) {
+    one_f8(type, 2, 256);
+    one_f8(type, 1, 64);
+    one_f8(type, 3, 37);
+}
+
 static void test_pools(void **state) {
     (void)state;
     for (device_tested = 1; device_tested < carry_device_count(); device_tested++) {
         run_case("conv_pieces", case_conv_pieces, 3);
         run_case("take_slots, put_slots", case_move_slots, 3);
+        run_case("slots in bf16", case_narrow_slots, 1);
+        run_case("put_rows_f8, take_pages_f8", case_f8, 3);
     }
     assert_int_equal(failures, 0);
 }

@@ -81,7 +81,9 @@ static inline void runner_fill(runner_case *c) {
     memset(c->has, 0, sizeof c->has);
 }
 
-static inline void runner_open(runner_case *c, carry_lm *lm, carry_dtype dtype, bool same_bits, uint32_t seed) {
+/* types: NULL: the usual types of states. */
+static inline void runner_open_typed(runner_case *c, carry_lm *lm, carry_dtype dtype, bool same_bits,
+                                     const carry_state_types *types, uint32_t seed) {
     const carry_runner_sizes sizes = {.slots = RUNNER_SEQUENCES + 1,
                                       .pages = RUNNER_SEQUENCES * RUNNER_PAGES,
                                       .sequences = RUNNER_SEQUENCES,
@@ -91,9 +93,14 @@ static inline void runner_open(runner_case *c, carry_lm *lm, carry_dtype dtype, 
     c->lm = lm;
     c->random = seed;
     c->wants_all = false;
-    assert_ok(c->ctx, carry_model_runner_new_with(lm, &c->runner, &sizes, dtype,
-                                                  &(carry_model_runner_options){.same_bits = same_bits}));
+    assert_ok(c->ctx,
+              carry_model_runner_new_with(lm, &c->runner, &sizes, dtype,
+                                          &(carry_model_runner_options){.same_bits = same_bits, .types = types}));
     runner_fill(c);
+}
+
+static inline void runner_open(runner_case *c, carry_lm *lm, carry_dtype dtype, bool same_bits, uint32_t seed) {
+    runner_open_typed(c, lm, dtype, same_bits, NULL, seed);
 }
 
 static inline carry_run runner_run(const runner_case *c, int s, int64_t count) {

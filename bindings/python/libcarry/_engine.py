@@ -34,6 +34,8 @@ class EngineOptions(Sized):
         ("same_bits", c_bool),
         ("draft", c_char_p),
         ("draft_tokens", c_int64),
+        ("kv_type", c_char_p),
+        ("state_type", c_char_p),
     ]
 
 

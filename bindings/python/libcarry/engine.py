@@ -161,6 +161,8 @@ class Engine:
         same_bits: bool = False,
         draft: str | None = None,
         draft_tokens: int = 0,
+        kv_type: str | None = None,
+        state_type: str | None = None,
     ) -> None:
         """Open a model's folder as `libcarry.load` does. 0 means the default of include/carry/engine.h.
 
@@ -174,6 +176,8 @@ class Engine:
             draft: "ngram": guess next tokens from the text itself and verify them together; the same text, sooner.
                 "mtp": guess with the checkpoint's multi-token heads.
             draft_tokens: guesses of a text in a step.
+            kv_type: type in which keys and values are stored: "f32", "bf16", "f16" or "fp8" (that of dtype).
+            state_type: type in which states of recurrent layers are stored: "f32" or "bf16" ("f32").
         """
         self._context = _context.Context(_context._threads)
         self._lock = threading.RLock()
@@ -197,6 +201,8 @@ class Engine:
             same_bits=same_bits,
             draft=None if draft is None else draft.encode(),
             draft_tokens=draft_tokens,
+            kv_type=None if kv_type is None else kv_type.encode(),
+            state_type=None if state_type is None else state_type.encode(),
         )
         made = c_void_p()
         handle = self._context.handle

@@ -46,6 +46,16 @@ def test_texts_are_those_of_the_model(engine, folder):
     assert engine.statistics()["finished"] == 18
 
 
+def test_types_of_states(folder):
+    options = {"max_new_tokens": 12, "temperature": 0.0, "eos_token_id": ()}
+    with libcarry.Engine(folder, memory=64 << 20, kv_type="fp8", state_type="bf16") as engine:
+        assert len(engine.generate([1, 2, 3], **options)) == 12
+    with pytest.raises(ValueError, match="state_type 'int8': expected f32 or bf16"):
+        libcarry.Engine(folder, state_type="int8")
+    with pytest.raises(ValueError, match="kv_type 'int4': expected f32, bf16, f16 or fp8"):
+        libcarry.Engine(folder, kv_type="int4")
+
+
 def test_guesses_change_nothing(folder):
     options = {"max_new_tokens": 60, "temperature": 0.0, "eos_token_id": ()}
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]

@@ -75,7 +75,7 @@ static bool works(int ordinal) {
     int major = 0;
     cudaFuncAttributes attributes;
     const bool is_there = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
-                          major >= 9 && cudaFuncGetAttributes(&attributes, delta) == cudaSuccess &&
+                          major >= 9 && cudaFuncGetAttributes(&attributes, delta<float>) == cudaSuccess &&
                           attributes.sharedSizeBytes > 0;
     (void)cudaGetLastError();
     return is_there;
@@ -107,23 +107,25 @@ static carry_status put_tiles(const launch_place &place, const carry_tile_produc
 }
 
 /* A few sequences have too few heads for all multiprocessors: four blocks share a head, one or two heads a cluster. */
+template <typename S>
 static carry_status put_delta(const launch_place &place, const carry_chain_delta &d, const carry_chain_lists &lists) {
     const int heads = lists.sequences * d.heads;
     if (heads > PARTS_MOST) {
-        return put(place, delta, heads, 0, d, lists);
+        return put(place, delta<S>, heads, 0, d, lists);
     }
-    return d.value_heads / d.heads % 2 == 0 ? put_of(place, delta_parts<2>, heads * QUARTERS * 2, KEY, 0, d, lists)
-                                            : put_of(place, delta_parts<1>, heads * QUARTERS, KEY, 0, d, lists);
+    return d.value_heads / d.heads % 2 == 0 ? put_of(place, delta_parts<2, S>, heads * QUARTERS * 2, KEY, 0, d, lists)
+                                            : put_of(place, delta_parts<1, S>, heads * QUARTERS, KEY, 0, d, lists);
 }
 
+template <bool F8>
 static carry_status put_attend(const launch_place &place, const carry_chain_attend &a, const carry_chain_lists &lists) {
     constexpr int FEW = CARRY_CHAIN_GROUP / 2; /* query heads: needs half of the registers */
-    const int blocks = lists.sequences * a.key_heads * SPLITS;
+    const int blocks = lists.sequences * a.key_heads * SPLITS<F8>;
     const bool few = a.heads <= FEW * a.key_heads;
-    return a.width == 256 ? few ? put(place, attend<8, FEW>, blocks, 0, a, lists)
-                                : put(place, attend<8, CARRY_CHAIN_GROUP>, blocks, 0, a, lists)
-           : few ? put(place, attend<4, FEW>, blocks, 0, a, lists)
-                          : put(place, attend<4, CARRY_CHAIN_GROUP>, blocks, 0, a, lists);
+    return a.width == 256 ? few ? put(place, attend<8, FEW, F8>, blocks, 0, a, lists)
+                                : put(place, attend<8, CARRY_CHAIN_GROUP, F8>, blocks, 0, a, lists)
+           : few ? put(place, attend<4, FEW, F8>, blocks, 0, a, lists)
+                          : put(place, attend<4, CARRY_CHAIN_GROUP, F8>, blocks, 0, a, lists);
 }
 
 /* With several sequences there are more blocks than fit at once: a block then has more rows, so that the input of a
@@ -152,14 +154,16 @@ static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, co
     case CARRY_CHAIN_NORM:
         return put(place, norm, sequences, 0, op->as.norm);
     case CARRY_CHAIN_DELTA:
-        return put_delta(place, op->as.delta, *lists);
+        return op->as.delta.is_bf16 ? put_delta<__nv_bfloat16>(place, op->as.delta, *lists)
+                                    : put_delta<float>(place, op->as.delta, *lists);
     case CARRY_CHAIN_ATTEND:
-        return put_attend(place, a, *lists);
+        return a.key_scales != nullptr ? put_attend<true>(place, a, *lists) : put_attend<false>(place, a, *lists);
     case CARRY_CHAIN_EXPERTS_UP:
     case CARRY_CHAIN_EXPERTS_DOWN:
         return put_experts(place, op->as.experts, sequences, op->kind == CARRY_CHAIN_EXPERTS_UP);
     case CARRY_CHAIN_COMBINE:
-        return put(place, combine, sequences * a.heads, 0, a, *lists);
+        return a.key_scales != nullptr ? put(place, combine<true>, sequences * a.heads, 0, a, *lists)
+                                       : put(place, combine<false>, sequences * a.heads, 0, a, *lists);
     default:
         return sequences <= TILE       ? put_product<1>(place, op->as.product, sequences)
                : sequences <= 2 * TILE ? put_product<2>(place, op->as.product, sequences)

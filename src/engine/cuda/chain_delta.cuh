@@ -62,16 +62,16 @@ static __device__ __forceinline__ float half_sum(const delta_memory &m, int whic
     return sum;
 }
 
-static __device__ __forceinline__ void load_state(float4 (&s)[STATE_LOADS], const float *state) {
+template <typename S> static __device__ __forceinline__ void load_state(float4 (&s)[STATE_LOADS], const S *state) {
 #pragma unroll
     for (int j = 0; j < STATE_LOADS; j++) {
-        s[j] = __ldcs((const float4 *)(state + (size_t)(WARPS * j) * KEY));
+        s[j] = load_four(state + (size_t)(WARPS * j) * KEY);
     }
 }
 
 /* Brings the state of a later value head into the L2 cache: a lane asks for a line of each row of its warp. */
-static __device__ __forceinline__ void prefetch_state(const float *state) {
-    if (threadIdx.x % 8 == 0) {
+template <typename S> static __device__ __forceinline__ void prefetch_state(const S *state) {
+    if (threadIdx.x % (32 / sizeof(S)) == 0) {
 #pragma unroll
         for (int j = 0; j < STATE_LOADS; j++) {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(state + (size_t)(WARPS * j) * KEY));
@@ -85,6 +85,7 @@ static __device__ __forceinline__ void prefetch_state(const float *state) {
 
    e^g is the decay. The first half of the threads have one channel of q and of k each, the second half one channel of v
    and of the result o. */
+template <typename S>
 static __global__ __launch_bounds__(THREADS, 2) void delta(const __grid_constant__ carry_chain_delta d,
                                                            const __grid_constant__ carry_chain_lists lists) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -93,7 +94,7 @@ static __global__ __launch_bounds__(THREADS, 2) void delta(const __grid_constant
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = threadIdx.x % KEY;
     const bool has_key = threadIdx.x < KEY;
     const int64_t slot = lists.slots[b];
-    float *state = d.state + ((slot * d.value_heads + key_head * ratio) * KEY + warp) * KEY + 4 * lane;
+    S *state = (S *)d.state + ((slot * d.value_heads + key_head * ratio) * KEY + warp) * KEY + 4 * lane;
     float4 s[STATE_LOADS];
     load_state(s, state);
     const int keys = d.heads * KEY, values = d.value_heads * KEY;
@@ -176,9 +177,9 @@ static __global__ __launch_bounds__(THREADS, 2) void delta(const __grid_constant
 #pragma unroll
         for (int j = 0; j < STATE_LOADS; j++) {
             const float kj = m.k[warp + WARPS * j];
-            __stcs((float4 *)(state + (size_t)(WARPS * j) * KEY),
-                   make_float4(decay * s[j].x + kj * u.x, decay * s[j].y + kj * u.y, decay * s[j].z + kj * u.z,
-                               decay * s[j].w + kj * u.w));
+            store_four(state + (size_t)(WARPS * j) * KEY,
+                       make_float4(decay * s[j].x + kj * u.x, decay * s[j].y + kj * u.y, decay * s[j].z + kj * u.z,
+                                   decay * s[j].w + kj * u.w));
         }
         if (!has_key) {
             const float rate = rsqrtf(half_sum(m, 0, 1) / (float)KEY + d.eps);

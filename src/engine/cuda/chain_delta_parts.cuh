@@ -28,16 +28,16 @@ static __device__ __forceinline__ float quarter_sum(const delta_part_memory &m, 
     return sum;
 }
 
-static __device__ __forceinline__ void load_part(float2 (&s)[KEY / CLASSES], const float *state) {
+template <typename S> static __device__ __forceinline__ void load_part(float2 (&s)[KEY / CLASSES], const S *state) {
 #pragma unroll
     for (int j = 0; j < KEY / CLASSES; j++) {
-        s[j] = __ldcs((const float2 *)(state + (size_t)(CLASSES * j) * KEY));
+        s[j] = load_two(state + (size_t)(CLASSES * j) * KEY);
     }
 }
 
 /* A cluster handles a key head of a sequence, and TOGETHER of its value heads at a time. The first warp of each block
    also handles the block's columns of v and of the result. */
-template <int TOGETHER>
+template <int TOGETHER, typename S>
 static __global__ CARRY_CLUSTER(QUARTERS *TOGETHER)
     __launch_bounds__(KEY) void delta_parts(const __grid_constant__ carry_chain_delta d,
                                             const __grid_constant__ carry_chain_lists lists) {
@@ -50,8 +50,8 @@ static __global__ CARRY_CLUSTER(QUARTERS *TOGETHER)
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, own = t / (COLUMNS / 2), column = t % (COLUMNS / 2) * 2;
     const int64_t slot = lists.slots[b];
     const int keys = d.heads * KEY, values = d.value_heads * KEY;
-    float *state =
-        d.state + ((slot * d.value_heads + key_head * ratio + which) * KEY + own) * KEY + quarter * COLUMNS + column;
+    S *state = (S *)d.state + ((slot * d.value_heads + key_head * ratio + which) * KEY + own) * KEY +
+               quarter * COLUMNS + column;
     float2 s[KEY / CLASSES];
     load_part(s, state);
     const channel first = channel_of(d.wq, d.tail[0], slot, keys, d.taps, key_head * KEY + t);
@@ -127,8 +127,8 @@ static __global__ CARRY_CLUSTER(QUARTERS *TOGETHER)
 #pragma unroll
         for (int j = 0; j < KEY / CLASSES; j++) {
             const float kj = m.k[own + CLASSES * j];
-            __stcs((float2 *)(state + (size_t)(CLASSES * j) * KEY),
-                   make_float2(decay * s[j].x + kj * u.x, decay * s[j].y + kj * u.y));
+            store_two(state + (size_t)(CLASSES * j) * KEY,
+                      make_float2(decay * s[j].x + kj * u.x, decay * s[j].y + kj * u.y));
         }
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
         if (warp == 0) {

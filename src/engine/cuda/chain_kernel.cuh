@@ -53,6 +53,42 @@ static __device__ __forceinline__ unsigned pair_of(float low, float high) {
     return *(const unsigned *)&pair;
 }
 
+/* Four neighbouring elements of a state, which is f32 or bf16 and read once; two of them; and their inverses. bf16 is
+   rounded to the nearest, ties to even. */
+template <typename S> static __device__ __forceinline__ float4 load_four(const S *from) {
+    if constexpr (sizeof(S) == 4) {
+        return __ldcs((const float4 *)from);
+    } else {
+        const uint2 w = __ldcs((const uint2 *)from);
+        return make_float4(low_of(w.x), high_of(w.x), low_of(w.y), high_of(w.y));
+    }
+}
+
+template <typename S> static __device__ __forceinline__ void store_four(S *to, float4 x) {
+    if constexpr (sizeof(S) == 4) {
+        __stcs((float4 *)to, x);
+    } else {
+        __stcs((uint2 *)to, make_uint2(pair_of(x.x, x.y), pair_of(x.z, x.w)));
+    }
+}
+
+template <typename S> static __device__ __forceinline__ float2 load_two(const S *from) {
+    if constexpr (sizeof(S) == 4) {
+        return __ldcs((const float2 *)from);
+    } else {
+        const unsigned w = __ldcs((const unsigned *)from);
+        return make_float2(low_of(w), high_of(w));
+    }
+}
+
+template <typename S> static __device__ __forceinline__ void store_two(S *to, float2 x) {
+    if constexpr (sizeof(S) == 4) {
+        __stcs((float2 *)to, x);
+    } else {
+        __stcs((unsigned *)to, pair_of(x.x, x.y));
+    }
+}
+
 static __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int apart = 16; apart > 0; apart >>= 1) {

@@ -114,6 +114,7 @@ typedef struct carry_lm_pass_options {
                         nor on the other sequences of a call. Other passes: forward_only; a token's results have the
                         bits of such a pooled pass (layers with the delta rule or attention) */
     bool scores;     /* pooled pass: calls may ask for losses */
+    bool f8_caches;  /* pooled pass: keys and values are 8-bit floats */
     carry_dtype dtype; /* type of the activations: f32, bf16 or f16; weights are f32 */
     bool forward_only; /* no gradients will be computed: all layers use the same memory */
     bool recompute;    /* keep only each layer's input, and repeat its forward pass in backward; results have the same
@@ -191,9 +192,20 @@ carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args);
    of each convolution and the state of the delta rule, in f32, or the keys and values of all tokens, in the
    activations' type. A new state is zero: no token was read. Caches grow with the tokens that are read. */
 carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t batch);
+/* The types of a pool. caches: of keys and values; activations on the CPU may be f32, bf16, f16 or f8_e4m3 (ops/f8.h),
+   and on a GPU the type of the activations or f8_e4m3. states: of the states of recurrences, f32 or bf16; a state in
+   bf16 is rounded to the nearest, ties to even, after every call, and with same_bits after every token. Other parts of
+   fixed size, such as inputs of convolutions, are f32. */
+typedef struct carry_lm_pool_types {
+    carry_dtype activations, caches, states;
+    int64_t sequences; /* maximum number of sequences in a call */
+} carry_lm_pool_types;
+/* CARRY_EUNSUPPORTED names a type that the model's device or one of its layers does not support. */
+carry_status carry_lm_pool_types_check(const carry_lm *lm, const carry_lm_pool_types *types);
 /* Makes a pool for calls with `places`. State parts of fixed size have a row for each of `slots` sequences; those that
    grow are [pages, CARRY_POOL_PAGE, ...] of this type, and a page has the same number in all layers. */
-carry_status carry_lm_pool_new(carry_lm *lm, carry_lm_state **made, int64_t slots, int64_t pages, carry_dtype dtype);
+carry_status carry_lm_pool_new(carry_lm *lm, carry_lm_state **made, int64_t slots, int64_t pages,
+                               const carry_lm_pool_types *types);
 void carry_lm_state_free(carry_lm_state *state);
 int64_t carry_lm_state_length(const carry_lm_state *state, int64_t sequence); /* tokens that were read */
 carry_status carry_lm_state_clear(carry_lm_state *state, int64_t sequence);

@@ -91,10 +91,15 @@ struct carry_lm_state {
     carry_tensor (*part)[CARRY_LM_STATE_PARTS]; /* parts of each layer: [batch, ...]; data NULL: the layer has no such
                                                    part */
     carry_lm_state_part (*about)[CARRY_LM_STATE_PARTS];
-    void *memory;      /* memory of the parts of fixed size; parts that grow have their own */
-    int64_t room;      /* capacity of the caches, in tokens of each sequence */
-    carry_dtype dtype; /* of caches */
-    int64_t pages;     /* of a pool, whose caches are [pages, CARRY_POOL_PAGE, ...]; 0: not a pool */
+    void *memory;              /* memory of the parts of fixed size; parts that grow have their own */
+    int64_t room;              /* capacity of the caches, in tokens of each sequence */
+    carry_dtype dtype;         /* of caches */
+    int64_t pages;             /* of a pool, whose caches are [pages, CARRY_POOL_PAGE, ...]; 0: not a pool */
+    carry_lm_pool_types types; /* of a pool; dtype is that of its caches */
+    /* A pool with states in bf16 (wide_states.h), on its device: f32 memory for the states of a group of one layer, and
+       the numbers 0 to sequences - 1. */
+    float *wide;
+    int32_t *wide_slots;
 };
 
 /* Places all tensors of a call in the arena; if the arena's memory is NULL, only counts the bytes. */
@@ -181,6 +186,20 @@ carry_status carry_lm_factor(carry_lm_pass *pass, carry_tensor w, carry_tensor *
 carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor w);
 carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_tensor dw, carry_tensor dy,
                                     carry_tensor x, carry_tensor w, bool accumulate);
+
+/* A state whose parts of fixed size have these types. */
+carry_status carry_lm_state_make(carry_lm *lm, carry_lm_state **made, int64_t batch, const carry_lm_pool_types *types);
+/* The number of elements of a part for one sequence, and the type of a part of fixed size. */
+int64_t carry_lm_state_part_count(const carry_lm_state_part *about);
+carry_dtype carry_lm_state_fixed_type(const carry_lm_state_part *about, const carry_lm_pool_types *types);
+/* A part at `data`, with a row for each sequence. */
+carry_tensor carry_lm_state_part_on(const carry_lm_state *state, void *data, const carry_lm_state_part *about,
+                                    carry_dtype dtype);
+/* Describes the parts of a layer of a pool: those of its mixer, and scales of caches in 8 bits, at index 2 for part 0
+   and 3 for part 1. */
+void carry_lm_pool_describe(const carry_lm *lm, int64_t layer, const carry_lm_pool_types *types,
+                            carry_lm_state_part about[CARRY_LM_STATE_PARTS]);
+carry_dtype carry_lm_pool_part_type(const carry_lm_state_part *about, const carry_lm_pool_types *types);
 
 /* For calls with a state. reserve, before a call, makes space in the caches for its tokens; advance, after it, counts
    them as read. */

@@ -13,8 +13,8 @@
 #define FIRST_ROOM 256 /* initial capacity of a cache in tokens */
 #define ROOM_UNIT 64   /* capacities are multiples of this: whole pages (engine/runner.h) */
 
-static carry_tensor part_on(const carry_lm_state *state, void *data, const carry_lm_state_part *about,
-                            carry_dtype dtype) {
+carry_tensor carry_lm_state_part_on(const carry_lm_state *state, void *data, const carry_lm_state_part *about,
+                                    carry_dtype dtype) {
     int64_t shape[5] = {state->batch};
     for (int i = 0; i < about->rank; i++) {
         shape[i + 1] = about->shape[i];
@@ -22,7 +22,7 @@ static carry_tensor part_on(const carry_lm_state *state, void *data, const carry
     return carry_view_on(state->device, data, dtype, about->rank + 1, shape);
 }
 
-static int64_t count_of(const carry_lm_state_part *about) {
+int64_t carry_lm_state_part_count(const carry_lm_state_part *about) {
     int64_t count = about->rank > 0 ? 1 : 0;
     for (int i = 0; i < about->rank; i++) {
         count *= about->shape[i];
@@ -30,15 +30,20 @@ static int64_t count_of(const carry_lm_state_part *about) {
     return count;
 }
 
+carry_dtype carry_lm_state_fixed_type(const carry_lm_state_part *about, const carry_lm_pool_types *types) {
+    return about->narrows ? types->states : CARRY_F32;
+}
+
 /* Places the parts of fixed size. */
 static void place(carry_lm_state *state, carry_arena *arena) {
     for (int64_t layer = 0; layer < state->layers; layer++) {
         for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
             const carry_lm_state_part *about = &state->about[layer][i];
-            const int64_t count = count_of(about);
+            const int64_t count = carry_lm_state_part_count(about);
             if (count > 0 && !about->grows) {
-                void *data = carry_arena_take(arena, (size_t)state->batch, (size_t)count * sizeof(float));
-                state->part[layer][i] = part_on(state, data, about, CARRY_F32);
+                const carry_dtype dtype = carry_lm_state_fixed_type(about, &state->types);
+                void *data = carry_arena_take(arena, (size_t)state->batch, (size_t)count * carry_dtype_size(dtype));
+                state->part[layer][i] = carry_lm_state_part_on(state, data, about, dtype);
             }
         }
     }
@@ -70,7 +75,7 @@ static carry_status make(carry_lm_state *state) {
     return carry_device_fill(lm->ctx, state->memory, state->device, 0, bytes, carry_ctx_stream(lm->ctx, state->device));
 }
 
-carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t batch) {
+carry_status carry_lm_state_make(carry_lm *lm, carry_lm_state **made, int64_t batch, const carry_lm_pool_types *types) {
     *made = NULL;
     if (batch < 1) {
         return carry_fail(lm->ctx, CARRY_ESIZE, "a state of %" PRId64 " sequences cannot be made", batch);
@@ -80,6 +85,7 @@ carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t bat
         return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: a state");
     }
     state->ctx = lm->ctx;
+    state->types = *types;
     state->lm = lm;
     state->device = lm->own.device;
     state->batch = batch;
@@ -93,42 +99,8 @@ carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t bat
     return CARRY_OK;
 }
 
-/* Allocates the pages of one part. */
-static carry_status make_pages(carry_lm_state *state, int64_t layer, int i, int64_t pages, carry_dtype dtype) {
-    carry_lm_state_part paged = state->about[layer][i];
-    void *data = NULL;
-    size_t bytes;
-    paged.shape[0] = CARRY_POOL_PAGE;
-    const int64_t sizes[] = {pages, count_of(&paged)};
-    if (!carry_size_product(&bytes, sizes, 2, carry_dtype_size(dtype)) ||
-        carry_device_alloc(state->ctx, &data, state->device, bytes) != CARRY_OK) {
-        return carry_fail(state->ctx, CARRY_EMEMORY,
-                          "out of memory: %" PRId64 " pages of %d tokens of keys and values in layer %" PRId64, pages,
-                          CARRY_POOL_PAGE, layer);
-    }
-    state->part[layer][i] = part_on(state, data, &paged, dtype);
-    state->part[layer][i].shape[0] = pages;
-    return carry_device_fill(state->ctx, data, state->device, 0, bytes, carry_ctx_stream(state->ctx, state->device));
-}
-
-carry_status carry_lm_pool_new(carry_lm *lm, carry_lm_state **made, int64_t slots, int64_t pages, carry_dtype dtype) {
-    CARRY_TRY(carry_lm_state_new(lm, made, slots));
-    carry_lm_state *state = *made;
-    carry_status status = CARRY_OK;
-    state->pages = pages;
-    state->dtype = dtype;
-    for (int64_t layer = 0; status == CARRY_OK && layer < state->layers; layer++) {
-        for (int i = 0; status == CARRY_OK && i < CARRY_LM_STATE_PARTS; i++) {
-            if (state->about[layer][i].grows) {
-                status = make_pages(state, layer, i, pages, dtype);
-            }
-        }
-    }
-    if (status != CARRY_OK) {
-        carry_lm_state_free(state);
-        *made = NULL;
-    }
-    return status;
+carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t batch) {
+    return carry_lm_state_make(lm, made, batch, &(carry_lm_pool_types){.states = CARRY_F32});
 }
 
 void carry_lm_state_free(carry_lm_state *state) {
@@ -142,6 +114,8 @@ void carry_lm_state_free(carry_lm_state *state) {
             }
         }
         carry_device_free(state->ctx, state->device, state->memory);
+        carry_device_free(state->ctx, state->device, state->wide);
+        carry_device_free(state->ctx, state->device, state->wide_slots);
         free(state->length);
         free(state->ids);
         free(state->part);
@@ -169,14 +143,14 @@ static carry_status grow(carry_lm_state *state, int64_t layer, int i, int64_t ro
     void *data = NULL;
     size_t bytes;
     wider.shape[0] = room;
-    const int64_t sizes[] = {state->batch, room, count_of(&wider) / room};
+    const int64_t sizes[] = {state->batch, room, carry_lm_state_part_count(&wider) / room};
     if (!carry_size_product(&bytes, sizes, 3, carry_dtype_size(dtype)) ||
         carry_device_alloc(state->ctx, &data, state->device, bytes) != CARRY_OK) {
         return carry_fail(state->ctx, CARRY_EMEMORY,
                           "out of memory: keys and values of %" PRId64 " tokens of %" PRId64 " sequences", room,
                           state->batch);
     }
-    const carry_tensor grown = part_on(state, data, &wider, dtype);
+    const carry_tensor grown = carry_lm_state_part_on(state, data, &wider, dtype);
     carry_status status = CARRY_OK;
     for (int64_t b = 0; status == CARRY_OK && part->data != NULL && b < state->batch; b++) {
         if (state->length[b] > 0) {

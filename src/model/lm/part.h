@@ -73,6 +73,8 @@ typedef struct carry_lm_state_part {
                        / slices] */
     bool grows;     /* a cache: shape[0] is the number of tokens read, and its type is that of the activations. All
                        other parts are f32 */
+    bool narrows;   /* the state of a recurrence, which a pool may store in bf16 (carry_lm_pool_types) */
+    bool is_scale;  /* scales of 8-bit keys or values in a pool, which have a byte for each token and head */
 } carry_lm_state_part;
 
 typedef struct carry_lm_part {

@@ -10,7 +10,8 @@
 carry_status carry_lm_places_check(const carry_lm_pass *pass, const carry_lm_places *p) {
     const carry_lm_pass_options *o = &pass->options;
     if (p == NULL || p->sequences < 1 || p->sequences > o->pooled || p->steps < 0 || p->steps > p->sequences ||
-        p->starts[p->sequences] > pass->most || p->pool->dtype != o->dtype || p->pool->lm != pass->lm ||
+        p->starts[p->sequences] > pass->most || p->pool->types.activations != o->dtype ||
+        (p->pool->types.caches == CARRY_F8) != o->f8_caches || p->pool->lm != pass->lm ||
         carry_lm_places_wanted(p) > o->pooled) {
         return carry_fail(pass->ctx, CARRY_EARGUMENT,
                           "a pass for up to %" PRId64 " tokens of up to %" PRId64
@@ -100,10 +101,6 @@ carry_tensor carry_lm_group_rows(const carry_lm_group *group, carry_tensor rows,
         view.stride[0] = flat.stride[0] * group->tokens;
     }
     return view;
-}
-
-carry_tensor carry_lm_pool_row(const carry_lm_state *pool, int64_t layer, int part, int64_t slot) {
-    return carry_slice(pool->part[layer][part], slot, 1);
 }
 
 bool carry_lm_group_is_steps(const carry_lm_args *args, const carry_lm_group *group) {
@@ -222,6 +219,13 @@ carry_status carry_lm_pages_put(const carry_lm_call *call, int part, carry_tenso
     const carry_tensor *pages = &p->pool->part[call->layer][part];
     const int64_t rows = pages->shape[0] * pages->shape[1];
     const int64_t width = carry_tensor_count(pages) / rows;
+    if (pages->dtype == CARRY_F8) {
+        const int64_t heads = pages->shape[2];
+        const carry_f8_pool to = {.numbers = carry_reshape_3d(*pages, rows, heads, width / heads),
+                                  .scales = carry_reshape_2d(p->pool->part[call->layer][part + 2], rows, heads)};
+        return carry_put_rows_f8(call->pass->ctx, to, carry_reshape_3d(from, call->pass->tokens, heads, width / heads),
+                                 p->there.rows);
+    }
     return carry_put_rows(call->pass->ctx, carry_reshape_2d(*pages, rows, width),
                           carry_reshape_2d(from, call->pass->tokens, width), p->there.rows);
 }

@@ -84,10 +84,7 @@ int64_t carry_lm_place_before(const carry_lm_places *places, int64_t sequence);
    wave before. */
 carry_status carry_lm_follow(const carry_lm_call *call, const carry_lm_group *group, int part);
 
-/* Row `slot` of a part with a fixed size and one slice, as [1, ...]. */
-carry_tensor carry_lm_pool_row(const carry_lm_state *pool, int64_t layer, int part, int64_t slot);
-
-/* Copies the rows of all tokens of the call, `from` [rows, ...], into the pages of a part that grows. */
+/* Copies the rows of all tokens of the call, `from` [rows, ...], into the pages of a part that grows, in its type. */
 carry_status carry_lm_pages_put(const carry_lm_call *call, int part, carry_tensor from);
 
 #endif

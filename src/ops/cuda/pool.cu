@@ -141,11 +141,33 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* The same with a pool in bf16 and rows in f32. */
+template <typename U, typename V>
+__global__ void __launch_bounds__(THREADS)
+    convert_slots_kernel(row_of<U> to, row_of<V> from, const int32_t *into, const int32_t *out, int64_t n) {
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    const int64_t to_row = (into != NULL ? into[blockIdx.y] : (int64_t)blockIdx.y) * n;
+    const int64_t from_row = (out != NULL ? out[blockIdx.y] : (int64_t)blockIdx.y) * n;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
+        to.put(to_row + i, from.get(from_row + i));
+    }
+}
+
+template <typename U, typename V>
+static void convert_slots(const place &at, const carry_tensor &to, const carry_tensor &from, const int32_t *into,
+                          const int32_t *out, int64_t count) {
+    const dim3 grid((unsigned)blocks_for(to.shape[1], THREADS), (unsigned)count);
+    convert_slots_kernel<U, V><<<grid, THREADS, 0, at.stream>>>(row<U>(to), row<V>(from), into, out, to.shape[1]);
+}
+
 static carry_status move_slots(carry_ctx *ctx, const carry_tensor &to, const carry_tensor &from, const int32_t *into,
                                const int32_t *out, int64_t count) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, to.device));
-    if (count * to.shape[1] > 0) {
+    if (count * to.shape[1] > 0 && to.dtype != from.dtype) {
+        to.dtype == CARRY_F32 ? convert_slots<type_f32, type_bf16>(at, to, from, into, out, count)
+                              : convert_slots<type_bf16, type_f32>(at, to, from, into, out, count);
+    } else if (count * to.shape[1] > 0) {
         with_unit(to, from, [&](auto unit, int64_t units) {
             using U = decltype(unit);
             const dim3 grid((unsigned)blocks_for(units, THREADS), (unsigned)count);

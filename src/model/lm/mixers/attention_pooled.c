@@ -16,12 +16,13 @@ static carry_attention_step_args step_of(const carry_lm_pass *pass, int64_t batc
     const int64_t cache[] = {1, CARRY_POOL_PAGE, c->attention.kv_heads, c->attention.head_dim};
     const int device = pass->lm->own.device;
     const carry_dtype dtype = pass->options.dtype;
-    return (carry_attention_step_args){.q = carry_view_on(device, NULL, dtype, 3, q),
-                                       .k = carry_view_on(device, NULL, dtype, 3, k),
-                                       .keys = carry_view_on(device, NULL, dtype, 4, cache),
-                                       .paged = true,
-                                       .most = pass->options.context,
-                                       .window = c->attention.window};
+    return (carry_attention_step_args){
+        .q = carry_view_on(device, NULL, dtype, 3, q),
+        .k = carry_view_on(device, NULL, dtype, 3, k),
+        .keys = carry_view_on(device, NULL, pass->options.f8_caches ? CARRY_F8 : dtype, 4, cache),
+        .paged = true,
+        .most = pass->options.context,
+        .window = c->attention.window};
 }
 
 static carry_attention_args piece_of(const carry_lm_pass *pass, int64_t tokens, int64_t keys) {
@@ -74,6 +75,14 @@ static carry_tensor rows_of(const carry_lm_call *call, int part) {
     return carry_reshape_3d(*pages, pages->shape[0] * pages->shape[1], pages->shape[2], pages->shape[3]);
 }
 
+/* The scales of a part in 8 bits as rows, else nothing. */
+static carry_tensor scales_of(const carry_lm_call *call, int part) {
+    const carry_lm_state *pool = call->args->places->pool;
+    const carry_tensor scales = pool->part[call->layer][part + 2];
+    return pool->types.caches == CARRY_F8 ? carry_reshape_2d(scales, scales.shape[0] * scales.shape[1], scales.shape[2])
+                                          : (carry_tensor){0};
+}
+
 /* Attention for `count` tokens of a sequence, starting at row `first` of the call, after `past` earlier tokens. */
 static carry_status attend_piece(const carry_lm_call *call, int64_t sequence, int64_t first, int64_t count,
                                  int64_t past) {
@@ -85,8 +94,10 @@ static carry_status attend_piece(const carry_lm_call *call, int64_t sequence, in
     piece.q = carry_slice(carry_lm_attention_heads(pass, r->q), first, count);
     piece.k = carry_slice(rows_of(call, 0), 0, past + count);
     piece.v = carry_slice(rows_of(call, values_of(call)), 0, past + count);
-    return carry_attention_paged(pass->ctx, &piece, p->there.pages + p->offsets[sequence], pass->scratch,
-                                 pass->scratch_bytes);
+    const carry_attention_pages pages = {.list = p->there.pages + p->offsets[sequence],
+                                         .key_scales = scales_of(call, 0),
+                                         .value_scales = scales_of(call, values_of(call))};
+    return carry_attention_paged(pass->ctx, &piece, &pages, pass->scratch, pass->scratch_bytes);
 }
 
 static carry_status attend_steps(const carry_lm_call *call, const carry_attention_step_args *about) {
@@ -99,6 +110,8 @@ static carry_status attend_steps(const carry_lm_call *call, const carry_attentio
     step.keys = p->pool->part[call->layer][0];
     step.values = p->pool->part[call->layer][1];
     step.lengths = carry_view_on(pass->lm->own.device, (void *)(uintptr_t)p->there.lengths, CARRY_I64, 1, &p->steps);
+    step.key_scales = scales_of(call, 0);
+    step.value_scales = scales_of(call, 1);
     step.pages = p->there.pages;
     step.offsets = p->there.offsets;
     return carry_attention_step(pass->ctx, &step, pass->scratch, pass->scratch_bytes);

@@ -8,6 +8,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "model/lm/places.h"
+#include "model/lm/wide_states.h"
 
 /* A view of rows as [B, T, ...]; the row stride may be larger than the row. */
 static carry_tensor by_token(const carry_lm_pass *pass, carry_tensor rows, int rank, const int64_t *shape) {
@@ -336,9 +337,11 @@ static carry_status mix_group(const carry_lm_call *call, const carry_lm_group *g
         .dt_bias = gated ? dt_bias : (carry_tensor){0},
     };
     if (args->places != NULL) {
-        const carry_lm_pooled_call pooled = carry_lm_pooled(call, group, 3);
+        carry_lm_pooled_call pooled;
         CARRY_TRY(carry_lm_follow(call, group, 3));
-        return o->method->pooled(o->recurrence, &pooled, &delta, pass->scratch, pass->scratch_bytes);
+        CARRY_TRY(carry_lm_take_wide(call, group, 3, &pooled));
+        CARRY_TRY(o->method->pooled(o->recurrence, &pooled, &delta, pass->scratch, pass->scratch_bytes));
+        return carry_lm_put_wide(call, group, 3);
     }
     return o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes);
 }
@@ -350,7 +353,7 @@ static carry_status mix(const carry_lm_call *call) {
     for (int64_t i = 0; !is_last && carry_lm_group_at(call->pass, call->args, i, &group); i++) {
         is_last =
             o->method->packs != NULL && o->method->packs(o->recurrence) && carry_lm_group_pack(call->args, &group);
-        CARRY_TRY(mix_group(call, &group));
+        CARRY_TRY(carry_lm_run_group(call, &group, mix_group));
     }
     return CARRY_OK;
 }

@@ -80,7 +80,8 @@ int carry_lm_delta_state(const carry_lm_config *c, carry_lm_state_part *parts) {
     }
     parts[3] = (carry_lm_state_part){.rank = 3,
                                      .shape = {c->delta.value_heads, c->delta.key, c->delta.value},
-                                     .slices = carry_lm_recurrence_slices(c->delta.value)};
+                                     .slices = carry_lm_recurrence_slices(c->delta.value),
+                                     .narrows = true};
     return 4;
 }
 

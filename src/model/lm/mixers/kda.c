@@ -9,6 +9,7 @@
 #include "model/lm/mixers/delta.h"
 #include "model/lm/mixers/mixer.h"
 #include "model/lm/places.h"
+#include "model/lm/wide_states.h"
 #include "ops/decay.h"
 
 #define MAX_CONV 16
@@ -82,7 +83,8 @@ static int state(const carry_lm_config *c, carry_lm_state_part *parts) {
     for (int i = 0; i < 3; i++) {
         parts[i] = (carry_lm_state_part){.rank = 2, .shape = {k->conv_size - 1, k->width}, .slices = 1};
     }
-    parts[3] = (carry_lm_state_part){.rank = 3, .shape = {k->heads, k->head_dim, k->head_dim}, .slices = 1};
+    parts[3] =
+        (carry_lm_state_part){.rank = 3, .shape = {k->heads, k->head_dim, k->head_dim}, .slices = 1, .narrows = true};
     return 4;
 }
 
@@ -244,9 +246,11 @@ static carry_status mix_group(const carry_lm_call *call, const carry_lm_group *g
         .cu_seqlens = args->cu_seqlens.data != NULL ? args->cu_seqlens : (carry_tensor){0},
     };
     if (args->places != NULL) {
-        const carry_lm_pooled_call pooled = carry_lm_pooled(call, group, 3);
+        carry_lm_pooled_call pooled;
         CARRY_TRY(carry_lm_follow(call, group, 3));
-        return carry_lm_recurrence_chunk.pooled(o->recurrence, &pooled, &delta, pass->scratch, pass->scratch_bytes);
+        CARRY_TRY(carry_lm_take_wide(call, group, 3, &pooled));
+        CARRY_TRY(carry_lm_recurrence_chunk.pooled(o->recurrence, &pooled, &delta, pass->scratch, pass->scratch_bytes));
+        return carry_lm_put_wide(call, group, 3);
     }
     return carry_lm_recurrence_chunk.forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes);
 }
@@ -271,7 +275,7 @@ static carry_status forward(const carry_lm_call *call) {
                                carry_lm_w(call, CARRY_LM_KDA_DT_BIAS), (float)pass->lm->config.kda.bound));
     CARRY_TRY(convolve(call));
     for (int64_t i = 0; carry_lm_group_at(pass, call->args, i, &group); i++) {
-        CARRY_TRY(mix_group(call, &group));
+        CARRY_TRY(carry_lm_run_group(call, &group, mix_group));
     }
     CARRY_TRY(carry_rms_norm(ctx, carry_lm_kda_by_head(pass, r->normed), carry_lm_kda_by_head(pass, r->o),
                              carry_lm_w(call, CARRY_LM_KDA_NORM), (carry_tensor){0},

@@ -9,6 +9,7 @@
 #include "core/tensor.h"
 #include "model/lm/mixers/mixer.h"
 #include "model/lm/places.h"
+#include "model/lm/wide_states.h"
 #include "ops/video.h"
 
 #define MAX_CONV 16
@@ -94,7 +95,8 @@ static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
 static int state(const carry_lm_config *c, carry_lm_state_part *parts) {
     const carry_lm_mamba_options *m = &c->mamba;
     parts[0] = (carry_lm_state_part){.rank = 2, .shape = {m->conv_size - 1, m->channels}, .slices = 1};
-    parts[1] = (carry_lm_state_part){.rank = 3, .shape = {m->heads, m->head_dim, m->state}, .slices = 1};
+    parts[1] =
+        (carry_lm_state_part){.rank = 3, .shape = {m->heads, m->head_dim, m->state}, .slices = 1, .narrows = true};
     return 2;
 }
 
@@ -227,24 +229,41 @@ static carry_tensor one_sequence(carry_tensor rows, int64_t first, int64_t count
 static carry_status run_steps(const carry_lm_call *call, int64_t count) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;
-    const carry_lm_places *p = call->args->places;
+    const carry_lm_group group = {.batch = count, .tokens = 1};
+    carry_lm_pooled_call pooled;
     carry_ssm_args ssm = carry_lm_mamba_ssm(call);
     const carry_tensor from[] = {r->y, r->xbc, r->dt};
     carry_tensor *to[] = {&ssm.y, &ssm.xbc, &ssm.dt};
     for (int i = 0; i < 3; i++) {
         *to[i] = carry_reshape_3d(carry_slice(from[i], 0, count), count, 1, from[i].shape[1]);
     }
-    ssm.initial = ssm.final = p->pool->part[call->layer][1];
-    ssm.slots = p->there.slots;
-    return carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes);
+    CARRY_TRY(carry_lm_take_wide(call, &group, 1, &pooled));
+    ssm.initial = ssm.final = pooled.pool;
+    ssm.slots = pooled.slots;
+    CARRY_TRY(carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes));
+    return carry_lm_put_wide(call, &group, 1);
+}
+
+/* Runs some tokens of a sequence whose state is in a pool: a guess (places.h) or a part of a piece. */
+static carry_status run_group(const carry_lm_call *call, const carry_lm_group *group) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_mamba_rows *r = call->rows;
+    carry_lm_pooled_call pooled;
+    CARRY_TRY(carry_lm_follow(call, group, 1));
+    CARRY_TRY(carry_lm_take_wide(call, group, 1, &pooled));
+    carry_ssm_args ssm = carry_lm_mamba_ssm(call);
+    ssm.y = one_sequence(r->y, group->first, group->tokens);
+    ssm.xbc = one_sequence(r->xbc, group->first, group->tokens);
+    ssm.dt = one_sequence(r->dt, group->first, group->tokens);
+    ssm.initial = ssm.final = carry_slice(pooled.pool, pooled.slot, 1);
+    CARRY_TRY(carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes));
+    return carry_lm_put_wide(call, group, 1);
 }
 
 /* Runs the sequences of a call whose states are in a pool: first all single tokens together, then guesses (places.h)
    and pieces of prompts one after the other. With same_bits, pieces run token by token, since sums depend on where
    chunks begin. */
 static carry_status run_pooled(const carry_lm_call *call) {
-    carry_lm_pass *pass = call->pass;
-    const carry_lm_mamba_rows *r = call->rows;
     const carry_lm_places *p = call->args->places;
     const int64_t together = p->waves > 1 ? p->wave[1] : p->steps;
     if (together > 0) {
@@ -252,18 +271,10 @@ static carry_status run_pooled(const carry_lm_call *call) {
     }
     for (int64_t i = together; i < p->sequences; i++) {
         const int64_t count = p->starts[i + 1] - p->starts[i];
-        const int64_t each = pass->options.same_bits ? 1 : count;
-        const int64_t before = carry_lm_place_before(p, i);
+        const int64_t each = call->pass->options.same_bits ? 1 : count;
         for (int64_t t = p->starts[i]; t < p->starts[i + 1]; t += each) {
-            carry_ssm_args ssm = carry_lm_mamba_ssm(call);
-            ssm.y = one_sequence(r->y, t, each);
-            ssm.xbc = one_sequence(r->xbc, t, each);
-            ssm.dt = one_sequence(r->dt, t, each);
-            ssm.initial = ssm.final = carry_lm_pool_row(p->pool, call->layer, 1, p->slots[i]);
-            if (before >= 0) { /* a guess: it continues from another slot */
-                ssm.initial = carry_lm_pool_row(p->pool, call->layer, 1, p->slots[before]);
-            }
-            CARRY_TRY(carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes));
+            const carry_lm_group group = {.first = t, .batch = 1, .tokens = each, .sequence = i};
+            CARRY_TRY(run_group(call, &group));
         }
     }
     return CARRY_OK;
