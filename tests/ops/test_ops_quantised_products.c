@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "carry/nn.h"
-#include "ops/kernels/quant.h"
+#include "ops/kernels/quant_many.h"
 #include "support.h"
 
 /* Random blocks whose values are normal. */
@@ -134,6 +134,89 @@ static void test_kernels_equal_their_formats(void **state) {
 static void test_kernels_take_any_codes(void **state) {
     (void)state;
     expect_formats(true);
+}
+
+/* Adds rows of every format with panels of tokens to sums, for numbers of rows, tokens and columns around the sizes of
+   tiles, and compares them with float64. */
+static void expect_many(carry_ctx *ctx, const carry_quant_kernels *by, const carry_quant_format *format, int64_t k,
+                        int rows, int64_t tokens, bool any_codes) {
+    enum { MOST = 768, STRIDE = 48, SIX = CARRY_QUANT_MANY_TOKENS, PANELS = 3, CHUNKS = 3 };
+    static float x[PANELS * SIX * MOST], sums[PANELS * SIX * STRIDE], row[MOST];
+    static _Alignas(64) carry_quant_panel packed[CHUNKS][PANELS];
+    const carry_quant_many_function many = by->many(format);
+    const int64_t chunks = (k + CARRY_QUANT_CHUNK - 1) / CARRY_QUANT_CHUNK;
+    const int64_t panels = (tokens + SIX - 1) / SIX;
+    unsigned char *blocks = make_blocks(ctx, format, rows, k, 3);
+    const carry_tensor W = carry_quant_view(blocks, format, rows, k);
+    const int64_t pieces = W.stride[0] / (int64_t)format->bytes * format->block / CARRY_QUANT_BLOCK;
+    if (any_codes) {
+        take_any_codes(ctx, blocks, format, rows * (W.stride[0] / (int64_t)format->bytes));
+    }
+    assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(x, CARRY_F32, PANELS * SIX * MOST), 9, 0, 0.0f, 3.0f));
+    memset(x, 0, 40 * sizeof *x); /* blocks of zeros */
+    memset(packed, 0x55, sizeof packed);
+    for (int64_t i = 0; i < PANELS * SIX * STRIDE; i++) {
+        sums[i] = 0.25f;
+    }
+    for (int64_t c = 0; c < chunks; c++) {
+        const int64_t count =
+            k - c * CARRY_QUANT_CHUNK < CARRY_QUANT_CHUNK ? k - c * CARRY_QUANT_CHUNK : CARRY_QUANT_CHUNK;
+        for (int64_t t = 0; t < panels * SIX; t++) {
+            by->pack(&packed[c][t / SIX], (int)(t % SIX), x + t * MOST + c * CARRY_QUANT_CHUNK, t < tokens ? count : 0);
+        }
+        const int64_t left = pieces - c * CARRY_QUANT_PIECES;
+        many(&(carry_quant_many){.rows = rows,
+                                 .pieces = (int)(left < CARRY_QUANT_PIECES ? left : CARRY_QUANT_PIECES),
+                                 .chunk = c,
+                                 .w = blocks,
+                                 .row_bytes = (size_t)W.stride[0],
+                                 .panels = panels,
+                                 .x = packed[c],
+                                 .sums = sums,
+                                 .sums_row = STRIDE});
+    }
+    for (int64_t t = 0; t < panels * SIX; t++) {
+        for (int r = 0; r < rows; r++) {
+            double total = 0.25;
+            double size = 0.25;
+            carry_quant_decode(&W, r, 0, k, row);
+            for (int64_t i = 0; i < k; i++) {
+                const carry_quant_panel *panel = &packed[i / CARRY_QUANT_CHUNK][t / SIX];
+                const int64_t piece = i % CARRY_QUANT_CHUNK / CARRY_QUANT_BLOCK;
+                const double scale = (double)panel->scale[piece][t % SIX];
+                const double value = scale * (double)panel->q[piece][t % SIX][i % CARRY_QUANT_BLOCK];
+                assert_true(fabs(value - (t < tokens ? (double)x[t * MOST + i] : 0.0)) <= 0.501 * scale);
+                total += (double)row[i] * value;
+                size += 8.0 * (fabs((double)row[i]) + 0.5) * fabs(value); /* minima are subtracted last */
+            }
+            assert_true(fabs((double)sums[t * STRIDE + r] - total) <= 1e-6 * size);
+        }
+        assert_true(sums[t * STRIDE + CARRY_QUANT_MANY_ROWS] == 0.25f);
+    }
+    free(blocks);
+}
+
+static void test_products_of_many_tokens_equal_their_formats(void **state) {
+    (void)state;
+    static const int64_t widths[] = {1, 31, 32, 33, 96, 255, 256, 257, 512, 700};
+    static const int rows[] = {1, 15, 16, 17, 31, 32};
+    static const int64_t tokens[] = {1, 6, 7, 18};
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    int found = 0;
+    for (int set = 0; carry_quant_kernels_at(set) != NULL; set++) {
+        const carry_quant_kernels *by = carry_quant_kernels_at(set);
+        for (int f = 0; by->usable() && by->many != NULL && carry_quant_format_at(f) != NULL; f++) {
+            const carry_quant_format *format = carry_quant_format_at(f);
+            for (int i = 0; by->many(format) != NULL && i < 60; i++) {
+                expect_many(ctx, by, format, widths[i % 10], rows[i % 6], tokens[i % 4], i % 7 == 0);
+                found++;
+            }
+        }
+    }
+    carry_ctx_free(ctx);
+    if (found == 0) {
+        skip(); /* no such kernels here */
+    }
 }
 
 static void test_decoding_to_bf16_rounds_the_decoded_values(void **state) {
@@ -281,6 +364,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kernels_equal_their_formats),
         cmocka_unit_test(test_kernels_take_any_codes),
+        cmocka_unit_test(test_products_of_many_tokens_equal_their_formats),
         cmocka_unit_test(test_decoding_to_bf16_rounds_the_decoded_values),
         cmocka_unit_test(test_linear_maps_are_near_those_of_the_decoded_weight),
         cmocka_unit_test(test_embeddings_and_losses),
