@@ -347,10 +347,8 @@ carry_status carry_linear_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, ca
     if (exact_linear(ctx, kernels, y, x, W, accumulate)) {
         return CARRY_OK;
     }
-    if (W.dtype == CARRY_QUANTISED && carry_quantised_few(ctx, kernels, y, x, W, accumulate)) {
-        return CARRY_OK;
-    }
-    if (W.dtype == CARRY_QUANTISED && carry_quantised_many(ctx, kernels, y, x, W, accumulate)) {
+    if (W.dtype == CARRY_QUANTISED && (carry_quantised_many(ctx, kernels, y, x, W, accumulate) ||
+                                       carry_quantised_few(ctx, kernels, y, x, W, accumulate))) {
         return CARRY_OK;
     }
     if (half && carry_few_tokens(ctx, kernels, y, x, W, accumulate)) {

@@ -55,8 +55,8 @@ carry_status carry_cpu_merged_linear(carry_ctx *ctx, const carry_merged_linear_a
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
     if (ctx->fixed_rows == NULL &&
-        (carry_few_tokens_merged(ctx, kernels, args) || carry_quantised_few_merged(ctx, kernels, args) ||
-         carry_quantised_many_merged(ctx, kernels, args))) { /* threads wait once */
+        (carry_few_tokens_merged(ctx, kernels, args) || carry_quantised_many_merged(ctx, kernels, args) ||
+         carry_quantised_few_merged(ctx, kernels, args))) { /* threads wait once */
         return CARRY_OK;
     }
     bool x_packed = false;

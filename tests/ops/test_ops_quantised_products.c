@@ -5,64 +5,9 @@
 #include <string.h>
 
 #include "carry/nn.h"
-#include "ops/kernels/quant_many.h"
+#include "ops/kernels/quant.h"
+#include "quantised_blocks.h"
 #include "support.h"
-
-/* Random blocks whose values are normal. */
-static unsigned char *make_blocks(carry_ctx *ctx, const carry_quant_format *format, int64_t rows, int64_t columns,
-                                  uint64_t stream) {
-    const int64_t blocks = (columns + format->block - 1) / format->block;
-    unsigned char *made = malloc((size_t)(rows * blocks) * format->bytes);
-    float *row = malloc((size_t)(blocks * format->block) * sizeof *row);
-    assert_non_null(made);
-    assert_non_null(row);
-    for (int64_t r = 0; r < rows; r++) {
-        assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(row, CARRY_F32, blocks * format->block), stream,
-                                           (uint64_t)r, 0.1f, 1.0f));
-        format->encode(made + (size_t)(r * blocks) * format->bytes, row, blocks);
-    }
-    free(row);
-    return made;
-}
-
-/* Replaces everything but scales by random bytes: integers that no encoder makes, such as -128 in Q8_0, and all scales
-   of sub-blocks. Values are at most 2. */
-static void take_any_codes(carry_ctx *ctx, unsigned char *blocks, const carry_quant_format *format, int64_t count) {
-    static const struct {
-        const char *name;
-        float scale;
-        int first, second; /* offsets of f16 scales; -1: none, and the first is an f32 scale */
-    } scales[] = {{"fp8_block", 1.0f / 448.0f, 0, -1}, {"int8", 1.0f / 128.0f, 0, -1},
-                  {"int4_g32", 1.0f / 16.0f, 0, -1},   {"int4_g64", 1.0f / 16.0f, 0, -1},
-                  {"int4_g128", 1.0f / 16.0f, 0, -1},  {"q8_0", 1.0f / 128.0f, 0, 0},
-                  {"q4_0", 1.0f / 8.0f, 0, 0},         {"q4_k", 1.0f / 945.0f, 0, 2},
-                  {"q5_k", 1.0f / 1953.0f, 0, 2},      {"q6_k", 1.0f / 4096.0f, 208, 208}};
-    int at = 0;
-    while (strcmp(scales[at].name, format->name) != 0) {
-        at++;
-    }
-    for (int64_t b = 0; b < count; b++) {
-        unsigned char *block = blocks + (size_t)b * format->bytes;
-        float random[256];
-        assert_true(format->bytes <= 256);
-        assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(random, CARRY_F32, 256), 21, (uint64_t)b, 0.0f, 1e4f));
-        for (size_t i = 0; i < format->bytes; i++) {
-            block[i] = (unsigned char)(int)random[i];
-            block[i] = at == 0 && (block[i] & 127) == 127 ? 0 : block[i]; /* not NaN in e4m3 */
-        }
-        if (scales[at].second < 0) {
-            const uint32_t zero = block[4] % 17;
-            memcpy(block, &scales[at].scale, sizeof scales[at].scale);
-            if (strncmp(format->name, "int4", 4) == 0) {
-                memcpy(block + 4, &zero, sizeof zero);
-            }
-        } else {
-            const uint16_t bits = carry_f16_from_f32(scales[at].scale);
-            memcpy(block + scales[at].first, &bits, sizeof bits);
-            memcpy(block + scales[at].second, &bits, sizeof bits);
-        }
-    }
-}
 
 /* any_codes: blocks of random bytes instead of encoded values. */
 static void expect_formats(bool any_codes) {
@@ -134,89 +79,6 @@ static void test_kernels_equal_their_formats(void **state) {
 static void test_kernels_take_any_codes(void **state) {
     (void)state;
     expect_formats(true);
-}
-
-/* Adds rows of every format with panels of tokens to sums, for numbers of rows, tokens and columns around the sizes of
-   tiles, and compares them with float64. */
-static void expect_many(carry_ctx *ctx, const carry_quant_kernels *by, const carry_quant_format *format, int64_t k,
-                        int rows, int64_t tokens, bool any_codes) {
-    enum { MOST = 768, STRIDE = 48, SIX = CARRY_QUANT_MANY_TOKENS, PANELS = 3, CHUNKS = 3 };
-    static float x[PANELS * SIX * MOST], sums[PANELS * SIX * STRIDE], row[MOST];
-    static _Alignas(64) carry_quant_panel packed[CHUNKS][PANELS];
-    const carry_quant_many_function many = by->many(format);
-    const int64_t chunks = (k + CARRY_QUANT_CHUNK - 1) / CARRY_QUANT_CHUNK;
-    const int64_t panels = (tokens + SIX - 1) / SIX;
-    unsigned char *blocks = make_blocks(ctx, format, rows, k, 3);
-    const carry_tensor W = carry_quant_view(blocks, format, rows, k);
-    const int64_t pieces = W.stride[0] / (int64_t)format->bytes * format->block / CARRY_QUANT_BLOCK;
-    if (any_codes) {
-        take_any_codes(ctx, blocks, format, rows * (W.stride[0] / (int64_t)format->bytes));
-    }
-    assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(x, CARRY_F32, PANELS * SIX * MOST), 9, 0, 0.0f, 3.0f));
-    memset(x, 0, 40 * sizeof *x); /* blocks of zeros */
-    memset(packed, 0x55, sizeof packed);
-    for (int64_t i = 0; i < PANELS * SIX * STRIDE; i++) {
-        sums[i] = 0.25f;
-    }
-    for (int64_t c = 0; c < chunks; c++) {
-        const int64_t count =
-            k - c * CARRY_QUANT_CHUNK < CARRY_QUANT_CHUNK ? k - c * CARRY_QUANT_CHUNK : CARRY_QUANT_CHUNK;
-        for (int64_t t = 0; t < panels * SIX; t++) {
-            by->pack(&packed[c][t / SIX], (int)(t % SIX), x + t * MOST + c * CARRY_QUANT_CHUNK, t < tokens ? count : 0);
-        }
-        const int64_t left = pieces - c * CARRY_QUANT_PIECES;
-        many(&(carry_quant_many){.rows = rows,
-                                 .pieces = (int)(left < CARRY_QUANT_PIECES ? left : CARRY_QUANT_PIECES),
-                                 .chunk = c,
-                                 .w = blocks,
-                                 .row_bytes = (size_t)W.stride[0],
-                                 .panels = panels,
-                                 .x = packed[c],
-                                 .sums = sums,
-                                 .sums_row = STRIDE});
-    }
-    for (int64_t t = 0; t < panels * SIX; t++) {
-        for (int r = 0; r < rows; r++) {
-            double total = 0.25;
-            double size = 0.25;
-            carry_quant_decode(&W, r, 0, k, row);
-            for (int64_t i = 0; i < k; i++) {
-                const carry_quant_panel *panel = &packed[i / CARRY_QUANT_CHUNK][t / SIX];
-                const int64_t piece = i % CARRY_QUANT_CHUNK / CARRY_QUANT_BLOCK;
-                const double scale = (double)panel->scale[piece][t % SIX];
-                const double value = scale * (double)panel->q[piece][t % SIX][i % CARRY_QUANT_BLOCK];
-                assert_true(fabs(value - (t < tokens ? (double)x[t * MOST + i] : 0.0)) <= 0.501 * scale);
-                total += (double)row[i] * value;
-                size += 8.0 * (fabs((double)row[i]) + 0.5) * fabs(value); /* minima are subtracted last */
-            }
-            assert_true(fabs((double)sums[t * STRIDE + r] - total) <= 1e-6 * size);
-        }
-        assert_true(sums[t * STRIDE + CARRY_QUANT_MANY_ROWS] == 0.25f);
-    }
-    free(blocks);
-}
-
-static void test_products_of_many_tokens_equal_their_formats(void **state) {
-    (void)state;
-    static const int64_t widths[] = {1, 31, 32, 33, 96, 255, 256, 257, 512, 700};
-    static const int rows[] = {1, 15, 16, 17, 31, 32};
-    static const int64_t tokens[] = {1, 6, 7, 18};
-    carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    int found = 0;
-    for (int set = 0; carry_quant_kernels_at(set) != NULL; set++) {
-        const carry_quant_kernels *by = carry_quant_kernels_at(set);
-        for (int f = 0; by->usable() && by->many != NULL && carry_quant_format_at(f) != NULL; f++) {
-            const carry_quant_format *format = carry_quant_format_at(f);
-            for (int i = 0; by->many(format) != NULL && i < 60; i++) {
-                expect_many(ctx, by, format, widths[i % 10], rows[i % 6], tokens[i % 4], i % 7 == 0);
-                found++;
-            }
-        }
-    }
-    carry_ctx_free(ctx);
-    if (found == 0) {
-        skip(); /* no such kernels here */
-    }
 }
 
 static void test_decoding_to_bf16_rounds_the_decoded_values(void **state) {
@@ -306,8 +168,8 @@ static void test_linear_maps_are_near_those_of_the_decoded_weight(void **state) 
     for (int i = 0; i < 2; i++) {
         carry_ctx *ctx = support_ctx(2, kernels[i], NULL);
         for (int f = 0; carry_quant_format_at(f) != NULL; f++) {
-            static const int64_t tokens[] = {1, 2, 8, 9, 16, 17, 40};
-            for (int t = 0; t < 7; t++) {
+            static const int64_t tokens[] = {1, 2, 8, 9, 16, 17, 40, 551};
+            for (int t = 0; t < 8; t++) {
                 expect_linear(ctx, carry_quant_format_at(f), CARRY_F32, tokens[t], 300, t % 2 == 0);
                 expect_linear(ctx, carry_quant_format_at(f), CARRY_BF16, tokens[t], 256, t % 2 == 1);
             }
@@ -364,7 +226,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kernels_equal_their_formats),
         cmocka_unit_test(test_kernels_take_any_codes),
-        cmocka_unit_test(test_products_of_many_tokens_equal_their_formats),
         cmocka_unit_test(test_decoding_to_bf16_rounds_the_decoded_values),
         cmocka_unit_test(test_linear_maps_are_near_those_of_the_decoded_weight),
         cmocka_unit_test(test_embeddings_and_losses),

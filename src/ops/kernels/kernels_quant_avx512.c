@@ -198,5 +198,6 @@ const carry_quant_kernels carry_quant_kernels_avx512 = {
 #if defined(__AVX512VNNI__)
     .many = carry_quant_avx512_many,
     .pack = carry_quant_avx512_pack,
+    .many_tokens = 9,
 #endif
 };

@@ -296,24 +296,34 @@ carry_quant_many_function carry_quant_avx512_many(const carry_quant_format *form
     return NULL;
 }
 
+/* -128 times the sums of 16 integers each, of 64 integers. */
+INLINE void starts_of(int32_t to[4], const int8_t *q) {
+    const __m512i zero = _mm512_setzero_si512();
+    __m512i sums = _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(1), bytes_at(q));
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC));
+    const __m512i starts = _mm512_sub_epi32(zero, _mm512_slli_epi32(sums, 7));
+    const __m512i every_fourth = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+    _mm_storeu_si128((__m128i *)(void *)to, _mm512_castsi512_si128(_mm512_permutexvar_epi32(every_fourth, starts)));
+}
+
 void carry_quant_avx512_pack(carry_quant_panel *to, int token, const float *x, int64_t count) {
     int8_t q[CARRY_QUANT_CHUNK];
     float scale[PIECES];
     float sum[PIECES];
     const carry_quant_x rounded = {.columns = CARRY_QUANT_CHUNK, .q = q, .scale = scale, .sum = sum};
     carry_quant_kernels_avx512.round(&rounded, 0, x, count);
-    for (int p = 0; p < PIECES; p++) {
-        const int8_t *from = q + CARRY_QUANT_BLOCK * p;
-        int32_t half[2] = {0, 0};
-        for (int i = 0; i < CARRY_QUANT_BLOCK; i++) {
-            half[i / 16] += from[i];
+    for (int p = 0; p < PIECES; p += 2) {
+        int32_t starts[4];
+        starts_of(starts, q + CARRY_QUANT_BLOCK * p);
+        for (int i = 0; i < 2; i++) {
+            memcpy(to->q[p + i][token], q + CARRY_QUANT_BLOCK * (p + i), CARRY_QUANT_BLOCK);
+            to->start[p + i][0][token] = starts[2 * i];
+            to->start[p + i][1][token] = starts[2 * i + 1];
+            to->start[p + i][2][token] = starts[2 * i] + starts[2 * i + 1];
+            to->scale[p + i][token] = scale[p + i];
+            to->sum[p + i][token] = sum[p + i];
         }
-        memcpy(to->q[p][token], from, CARRY_QUANT_BLOCK);
-        to->start[p][0][token] = -128 * half[0];
-        to->start[p][1][token] = -128 * half[1];
-        to->start[p][2][token] = -128 * (half[0] + half[1]);
-        to->scale[p][token] = scale[p];
-        to->sum[p][token] = sum[p];
     }
 }
 

@@ -69,6 +69,7 @@ typedef struct carry_quant_kernels {
        format, or NULL. */
     carry_quant_many_function (*many)(const carry_quant_format *format);
     carry_quant_pack_function pack;
+    int many_tokens; /* from this many tokens on, they are faster than `entries` */
 } carry_quant_kernels;
 
 extern const carry_quant_kernels carry_quant_kernels_plain;

@@ -197,7 +197,8 @@ static bool run_maps(carry_ctx *ctx, const carry_kernels *kernels, int maps, con
                      const carry_tensor *W, bool accumulate) {
     const bool is_half = x.dtype == CARRY_BF16 || x.dtype == CARRY_F16;
     job j = {.kernels = kernels, .by = carry_quant_kernels_for(kernels->name), .x = x, .accumulate = accumulate};
-    return is_half && j.by->many != NULL && carry_packed_integers(ctx, x.dtype) && run(ctx, &j, maps, y, W, false);
+    return is_half && j.by->many != NULL && x.shape[0] >= j.by->many_tokens && carry_packed_integers(ctx, x.dtype) &&
+           run(ctx, &j, maps, y, W, false);
 }
 
 bool carry_quantised_many(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor y, carry_tensor x, carry_tensor W,

@@ -8,8 +8,8 @@
 #include "carry/nn.h"
 #include "ops/kernels/kernels.h"
 
-/* y = x W^T, or added to y. Returns false, and does nothing, if there is no kernel for the format here, decoding is
-   faster, or memory runs out. */
+/* y = x W^T, or added to y. Returns false, and does nothing, if there is no kernel for the format here, another way is
+   faster for this number of tokens, or memory runs out. */
 bool carry_quantised_many(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor y, carry_tensor x, carry_tensor W,
                           bool accumulate);
 /* The same for several quantised weights with one x. */
