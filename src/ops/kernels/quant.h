@@ -65,7 +65,7 @@ typedef struct carry_quant_kernels {
     const carry_quant_entry *entries; /* ends with a format of NULL */
     /* Returns the function of a format; NULL if the format is not supported. The pointer itself may be NULL. */
     carry_quant_bf16_function (*bf16)(const carry_quant_format *format);
-    /* Products of many tokens (quant_many.h); the pointers are NULL if there are none. `many` returns the function of a
+    /* Products of many tokens (quant_many.h). The pointers may be NULL. `many` returns the function of a
        format, or NULL. */
     carry_quant_many_function (*many)(const carry_quant_format *format);
     carry_quant_pack_function pack;

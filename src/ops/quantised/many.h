@@ -15,7 +15,7 @@ bool carry_quantised_many(carry_ctx *ctx, const carry_kernels *kernels, carry_te
 /* The same for several quantised weights with one x. */
 bool carry_quantised_many_merged(carry_ctx *ctx, const carry_kernels *kernels, const carry_merged_linear_args *args);
 
-/* One map on this thread alone, whatever the rates are, to measure it. Returns false if there is no such kernel. */
+/* One map on this thread alone, whatever the rates are, to measure it. Returns false if the kernels are missing. */
 bool carry_quantised_many_alone(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor y, carry_tensor x,
                                 carry_tensor W);
 
