@@ -1,7 +1,8 @@
 /* Linear layers: three products of rows of tokens with a weight, one forward and two backward.
 
    Forward, a small f32 weight is multiplied in float64 (EXACT_WEIGHT), and a few tokens times a 16-bit or quantised
-   weight are dot products that read the weight once (product/few.c, quantised/products.c). Other bf16 products use the
+   weight are dot products that read the weight once (product/few.c, quantised/products.c). Many 16-bit tokens times a
+   quantised weight may be products of integers (quantised/many.c). Other bf16 products use the
    processor's instructions for them, if it has any (product/bf16.c). Other large products are packed (product/packed.c;
    product/widened.c for 16-bit operands). The rest, and products of a size for which OpenBLAS was measured to be
    faster, are cut into tiles of the result, whose sizes depend on shapes alone, and threads take tiles: the number of
@@ -20,6 +21,7 @@
 #include "ops/product/matmul.h"
 #include "ops/nn.h"
 #include "ops/product/packed.h"
+#include "ops/quantised/many.h"
 #include "ops/quantised/products.h"
 #include "ops/quantised/quantised.h"
 #include "ops/quantised/tiles.h"
@@ -345,7 +347,8 @@ carry_status carry_linear_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, ca
     if (exact_linear(ctx, kernels, y, x, W, accumulate)) {
         return CARRY_OK;
     }
-    if (W.dtype == CARRY_QUANTISED && carry_quantised_few(ctx, kernels, y, x, W, accumulate)) {
+    if (W.dtype == CARRY_QUANTISED && (carry_quantised_many(ctx, kernels, y, x, W, accumulate) ||
+                                       carry_quantised_few(ctx, kernels, y, x, W, accumulate))) {
         return CARRY_OK;
     }
     if (half && carry_few_tokens(ctx, kernels, y, x, W, accumulate)) {

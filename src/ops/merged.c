@@ -6,6 +6,7 @@
 #include "ops/linear.h"
 #include "ops/nn.h"
 #include "ops/product/few.h"
+#include "ops/quantised/many.h"
 #include "ops/quantised/products.h"
 
 carry_status carry_linear_add(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor base) {
@@ -53,8 +54,9 @@ carry_status carry_merged_linear(carry_ctx *ctx, const carry_merged_linear_args 
 carry_status carry_cpu_merged_linear(carry_ctx *ctx, const carry_merged_linear_args *args) {
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
-    if (ctx->fixed_rows == NULL && (carry_few_tokens_merged(ctx, kernels, args) ||
-                                    carry_quantised_few_merged(ctx, kernels, args))) { /* threads wait once */
+    if (ctx->fixed_rows == NULL &&
+        (carry_few_tokens_merged(ctx, kernels, args) || carry_quantised_many_merged(ctx, kernels, args) ||
+         carry_quantised_few_merged(ctx, kernels, args))) { /* threads wait once */
         return CARRY_OK;
     }
     bool x_packed = false;

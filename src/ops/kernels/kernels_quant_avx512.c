@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "ops/kernels/kernels.h"
-#include "ops/kernels/quant_avx512.h"
-#include "ops/kernels/quant_layout.h"
+#include "ops/kernels/quant_avx512_blocks.h"
+#include "ops/kernels/quant_many.h"
 
 #if defined(__AVX512VNNI__)
 
@@ -41,44 +41,6 @@ static void round_token(const carry_quant_x *to, int64_t token, const float *x, 
             .columns = to->columns - whole * CARRY_QUANT_BLOCK, .q = q, .scale = scale + whole, .sum = sum + whole};
         carry_quant_kernels_plain.round(&rest, 0, x, count - whole * CARRY_QUANT_BLOCK);
     }
-}
-
-/* Integers of two pieces plus offset_of(l). */
-INLINE __m512i integers_at(const layout l, const unsigned char *first, const unsigned char *second) {
-    if (!l.has_nibbles) {
-        const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)first));
-        const __m512i both = _mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i *)(const void *)second), 1);
-        return _mm512_xor_si512(both, _mm512_set1_epi8((char)128));
-    }
-    const __m512i shifts =
-        _mm512_set_epi64(0x0004000400040004, 0x0004000400040004, 0, 0, 0x0004000400040004, 0x0004000400040004, 0, 0);
-    const __m512i low = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)first));
-    const __m512i both =
-        _mm512_mask_broadcast_i32x4(low, UPPER_HALF, _mm_loadu_si128((const __m128i *)(const void *)second));
-    return _mm512_and_si512(_mm512_srlv_epi16(both, shifts), _mm512_set1_epi8(15));
-}
-
-INLINE int offset_of(const layout l) {
-    return !l.has_nibbles ? 128 : l.zero >= 0 ? l.zero : 16;
-}
-
-/* 16 minus the zero points of two blocks. */
-INLINE __m512i zeros_at(const layout l, const unsigned char *first, const unsigned char *second) {
-    const __m512i zero = _mm512_set1_epi8((char)first[4]);
-    return _mm512_sub_epi8(_mm512_set1_epi8(16),
-                           l.pieces > 1 ? zero : _mm512_inserti64x4(zero, _mm256_set1_epi8((char)second[4]), 1));
-}
-
-/* The scales of two blocks, each in eight lanes. */
-INLINE __m512 scales_at(const layout l, const unsigned char *first, const unsigned char *second) {
-    if (!l.has_half_scale) {
-        const __m512 low = _mm512_set1_ps(carry_block_f32(first));
-        return l.pieces > 1 ? low : _mm512_insertf32x8(low, _mm256_set1_ps(carry_block_f32(second)), 1);
-    }
-    int16_t bits[2];
-    memcpy(&bits[0], first, sizeof bits[0]);
-    memcpy(&bits[1], second, sizeof bits[1]);
-    return _mm512_cvtph_ps(_mm256_mask_set1_epi16(_mm256_set1_epi16(bits[0]), UPPER_HALF, bits[1]));
 }
 
 /* The scales of two blocks of x, each in eight lanes. */
@@ -226,9 +188,16 @@ static const carry_quant_entry entries[] = {{NULL, NULL}};
 #endif
 
 extern const carry_quant_kernels carry_quant_kernels_avx512;
-const carry_quant_kernels carry_quant_kernels_avx512 = {.name = "avx512",
-                                                        .usable = usable,
-                                                        .few_tokens = 16,
-                                                        .round = round_token,
-                                                        .entries = entries,
-                                                        .bf16 = carry_quant_avx512_bf16};
+const carry_quant_kernels carry_quant_kernels_avx512 = {
+    .name = "avx512",
+    .usable = usable,
+    .few_tokens = 16,
+    .round = round_token,
+    .entries = entries,
+    .bf16 = carry_quant_avx512_bf16,
+#if defined(__AVX512VNNI__)
+    .many = carry_quant_avx512_many,
+    .pack = carry_quant_avx512_pack,
+    .many_tokens = 9,
+#endif
+};

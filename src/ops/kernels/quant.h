@@ -45,6 +45,13 @@ typedef void (*carry_quant_dots_function)(const carry_quant_dots *dots);
    below 2^-126. */
 typedef void (*carry_quant_bf16_function)(uint16_t *to, const unsigned char *blocks, int64_t count);
 
+/* In quant_many.h. */
+struct carry_quant_many;
+struct carry_quant_panel;
+typedef void (*carry_quant_many_function)(const struct carry_quant_many *many);
+/* Rounds `count` values, at most a chunk, as token `token` of a panel; the rest of the chunk becomes zeros. */
+typedef void (*carry_quant_pack_function)(struct carry_quant_panel *to, int token, const float *x, int64_t count);
+
 typedef struct carry_quant_entry {
     const carry_quant_format *format;
     carry_quant_dots_function dots;
@@ -58,6 +65,11 @@ typedef struct carry_quant_kernels {
     const carry_quant_entry *entries; /* ends with a format of NULL */
     /* Returns the function of a format; NULL if the format is not supported. The pointer itself may be NULL. */
     carry_quant_bf16_function (*bf16)(const carry_quant_format *format);
+    /* Products of many tokens (quant_many.h). The pointers may be NULL. `many` returns the function of a
+       format, or NULL. */
+    carry_quant_many_function (*many)(const carry_quant_format *format);
+    carry_quant_pack_function pack;
+    int many_tokens; /* from this many tokens on, they are faster than `entries` */
 } carry_quant_kernels;
 
 extern const carry_quant_kernels carry_quant_kernels_plain;

@@ -34,12 +34,15 @@
 
 /* Whether the processor's bf16 instructions are used, or bf16 is widened because that was measured to be faster. */
 enum { FASTER = 1, SLOWER };
+/* Types of activations whose products with quantised weights are done by integers. */
+enum { SETTLED = 1, FOR_BF16 = 2, FOR_OTHERS = 4 };
 
 /* The data of a context's slot of ops. */
 typedef struct buffers {
     const carry_kernels *kernels;
     const carry_bf16 *bf16;
     _Atomic int bf16_settled; /* 0: not decided yet; else FASTER or SLOWER */
+    _Atomic int integers;     /* 0: not decided yet; else SETTLED with the types */
     int threads;
     double blas_from;
     carry_kept *kept;
@@ -211,6 +214,22 @@ const carry_bf16 *carry_bf16_of(carry_ctx *ctx) {
         atomic_store(&all->bf16_settled, settled);
     }
     return settled == FASTER ? all->bf16 : NULL;
+}
+
+/* Without remembered rates, integers are faster than f32, and products by instructions for bf16 are faster. */
+bool carry_packed_integers(carry_ctx *ctx, carry_dtype dtype) {
+    buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
+    int settled = all != NULL ? atomic_load(&all->integers) : SETTLED;
+    if (settled == 0) {
+        const carry_rates_table *rates = ctx->slots[CARRY_SLOT_RATES].data;
+        const bool known = ctx->kernels == NULL && rates != NULL && rates->remembered && rates->large_integers > 0.0;
+        const bool beat_f32 = !known || rates->large_integers > rates->large_own;
+        const bool beat_bf16 = known && rates->large_integers > rates->large_bf16;
+        settled = SETTLED | (beat_f32 ? FOR_OTHERS : 0);
+        settled |= (carry_bf16_of(ctx) != NULL ? beat_bf16 : beat_f32) ? FOR_BF16 : 0;
+        atomic_store(&all->integers, settled);
+    }
+    return (settled & (dtype == CARRY_BF16 ? FOR_BF16 : FOR_OTHERS)) != 0;
 }
 
 const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx) {

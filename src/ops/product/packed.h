@@ -35,6 +35,9 @@ const carry_kernels *carry_packed_kernels(const carry_ctx *ctx);
 /* Returns the bf16 kernels even if they were measured to be slower; carry_bf16_of returns the ones in use. */
 const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx);
 
+/* True if products of many tokens of this type with quantised weights are faster by integers than with decoded rows. */
+bool carry_packed_integers(carry_ctx *ctx, carry_dtype dtype);
+
 /* Returns memory for decoded rows of a quantised weight, or NULL if memory runs out, if the caller is not the thread
    that uses the context, or before carry_packed_prepare. It stays valid until more bytes are requested. */
 void *carry_packed_decoded(carry_ctx *ctx, size_t bytes);

@@ -16,6 +16,8 @@
 #include "ops/product/ceiling.h"
 #include "ops/kernels/kernels.h"
 #include "ops/product/packed.h"
+#include "ops/quantised/many.h"
+#include "ops/quantised/quantised.h"
 
 #define TRIES 3
 #define TRY_SECONDS CARRY_MEASURED(250e-6, 25e-6)
@@ -223,6 +225,23 @@ static void measure_bf16(probe *p, carry_rates_table *rates) {
     rates->large_bf16 = p->bf16 != NULL ? 2.0 * (double)(p->n * p->n * p->n) / time_of(p, call_bf16) : 0.0;
 }
 
+/* The same floats read as tokens in bf16 and as blocks of a weight in q8_0. */
+static bool run_integers(probe *p) {
+    const int64_t n = p->n;
+    const carry_tensor x = carry_view_2d(p->floats, CARRY_BF16, n, n);
+    const carry_tensor W = carry_quant_view(p->floats + n * n, &carry_quant_q8_0, n, n);
+    return carry_quantised_many_alone(p->ctx, p->kernels, carry_view_2d(p->more, CARRY_BF16, n, n), x, W);
+}
+
+static void call_integers(probe *p) {
+    (void)run_integers(p);
+}
+
+static void measure_integers(probe *p, carry_rates_table *rates) {
+    p->n = blas_sizes[BLAS_SIZES - 1];
+    rates->large_integers = run_integers(p) ? 2.0 * (double)(p->n * p->n * p->n) / time_of(p, call_integers) : 0.0;
+}
+
 static void measure_steps(probe *p, carry_rates_table *rates) {
     for (int i = 0; i < CARRY_RATE_STEPS; i++) {
         p->n = 4;
@@ -255,6 +274,7 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     measure_steps(&p, rates);
     measure_large(&p, rates);
     measure_bf16(&p, rates);
+    measure_integers(&p, rates);
     rates->fork = time_of(&p, call_fork);
     size_t inner = cpu.cache_inner > 0 ? cpu.cache_inner : (size_t)1 << 20;
     rates->cache_bytes = (double)inner * carry_ctx_threads(ctx);
@@ -309,11 +329,12 @@ double carry_rates_diagonal(const carry_rates_table *rates, int64_t n, int64_t w
 
 double *carry_rates_number(carry_rates_table *rates, int index, char name[32], const char **unit) {
     static const char *const names[] = {"apply_call", "fork",       "memory",    "memory_one", "cache_bytes",
-                                        "large_own",  "large_blas", "blas_from", "large_bf16"};
-    static const char *const units[] = {"s", "s", "bytes/s", "bytes/s", "bytes", "flop/s", "flop/s", "size", "flop/s"};
-    double *const others[] = {&rates->apply_call, &rates->fork,        &rates->memory,
-                              &rates->memory_one, &rates->cache_bytes, &rates->large_own,
-                              &rates->large_blas, &rates->blas_from,   &rates->large_bf16};
+                                        "large_own",  "large_blas", "blas_from", "large_bf16", "large_integers"};
+    static const char *const units[] = {"s",      "s",      "bytes/s", "bytes/s", "bytes",
+                                        "flop/s", "flop/s", "size",    "flop/s",  "flop/s"};
+    double *const others[] = {&rates->apply_call,  &rates->fork,          &rates->memory,     &rates->memory_one,
+                              &rates->cache_bytes, &rates->large_own,     &rates->large_blas, &rates->blas_from,
+                              &rates->large_bf16,  &rates->large_integers};
     *unit = "s";
     if (index < 0) {
         return NULL;
@@ -348,7 +369,8 @@ bool carry_rates_put(carry_ctx *ctx, const carry_rates_table *rates) {
     const char *unit;
     double *number;
     for (int i = 0; (number = carry_rates_number(&copy, i, name, &unit)) != NULL; i++) {
-        bool may_be_zero = number == &copy.blas_from || number == &copy.large_blas || number == &copy.large_bf16;
+        bool may_be_zero = number == &copy.blas_from || number == &copy.large_blas || number == &copy.large_bf16 ||
+                           number == &copy.large_integers;
         if (!isfinite(*number) || *number < 0.0 || (*number == 0.0 && !may_be_zero) || *number > 1e18) {
             return false;
         }

@@ -22,12 +22,13 @@ typedef struct carry_rates_table {
     double step[CARRY_RATE_STEPS];                       /* seconds of a diagonal step of n*w elements, in cache */
     double apply_call;                                   /* seconds added when steps are single calls of the kernel */
     double fork;                                         /* seconds to give work to all threads and wait for it */
-    double memory;      /* bytes per second, read plus written, beyond the caches, all threads */
-    double memory_one;  /* the same, one thread alone */
-    double cache_bytes; /* total of the caches of all threads */
-    double large_own;   /* flop/s of Carry's own product of 512 x 512 x 512, one thread */
-    double large_bf16;  /* the same for bf16, by the processor's instructions; 0: not supported */
-    double large_blas;  /* the same for OpenBLAS; 0: not built in */
+    double memory;         /* bytes per second, read plus written, beyond the caches, all threads */
+    double memory_one;     /* the same, one thread alone */
+    double cache_bytes;    /* total of the caches of all threads */
+    double large_own;      /* flop/s of Carry's own product of 512 x 512 x 512, one thread */
+    double large_bf16;     /* the same for bf16, by the processor's instructions; 0: not supported */
+    double large_blas;     /* the same for OpenBLAS; 0: not built in */
+    double large_integers; /* the same for bf16 with a weight in q8_0, by integers; 0: not supported or not measured */
     /* Size from which products use OpenBLAS, because it is faster by a tenth; 0: never. */
     double blas_from;
     bool remembered; /* read from a file, not measured by this process */

@@ -1,9 +1,9 @@
 /* Products with a quantised weight on the CPU.
 
    A few tokens: activations are rounded to 8-bit integers in blocks of 32 with one scale each, and multiplied with the
-   integers of the weight's blocks, which are not decoded (kernels/quant.h). Many tokens: rows of the weight are decoded
-   and multiplied like other weights. They are decoded to bf16 if the activations are bf16 and the processor has
-   instructions for it, else to f32. */
+   integers of the weight's blocks, which are not decoded (kernels/quant.h). Many tokens: integers again where that is
+   faster (many.h); else rows of the weight are decoded and multiplied like other weights. They are decoded to bf16 if
+   the activations are bf16 and the processor has instructions for it, else to f32. */
 #ifndef CARRY_OPS_QUANTISED_PRODUCTS_H
 #define CARRY_OPS_QUANTISED_PRODUCTS_H
 
