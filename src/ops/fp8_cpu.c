@@ -4,41 +4,44 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "ops/cpu.h"
+#include "ops/f8.h"
 #include "ops/fp8.h"
 #include "ops/nn.h"
+
+#define LEAST (-14) /* exponent of the smallest normal number of e5m2 */
 
 static void put(const carry_tensor *to, int64_t i, float value) {
     ((uint16_t *)to->data)[i] = to->dtype == CARRY_BF16 ? carry_bf16_from_f32(value) : carry_f16_from_f32(value);
 }
 
-/* The code of a number: value / step of the least significant bit of its exponent, after the exponents below. */
+/* The code of a number. e5m2: value / step of the least significant bit of its exponent, after the exponents below. */
 static unsigned char code_of(float value, carry_fp8_kind kind) {
-    const int bits = kind == CARRY_E4M3 ? 3 : 2;
-    const int least = kind == CARRY_E4M3 ? -6 : -14; /* exponent of the smallest normal number */
-    const float most = kind == CARRY_E4M3 ? 448.0f : 57344.0f;
     const unsigned char sign = signbit(value) ? 0x80 : 0;
+    if (kind == CARRY_E4M3) {
+        return carry_f8_round(value);
+    }
     if (!isfinite(value)) {
         return sign | 0x7f;
     }
-    const float magnitude = fabsf(value) < most ? fabsf(value) : most;
+    const float magnitude = fabsf(value) < 57344.0f ? fabsf(value) : 57344.0f;
     int exponent;
     (void)frexpf(magnitude, &exponent);
-    exponent = magnitude == 0.0f || exponent - 1 < least ? least : exponent - 1;
-    const int steps = (int)rintf(ldexpf(magnitude, bits - exponent));
-    return (unsigned char)(sign | (((exponent - least) << bits) + steps));
+    exponent = magnitude == 0.0f || exponent - 1 < LEAST ? LEAST : exponent - 1;
+    const int steps = (int)rintf(ldexpf(magnitude, 2 - exponent));
+    return (unsigned char)(sign | (((exponent - LEAST) << 2) + steps));
 }
 
 static float value_of(unsigned char code, carry_fp8_kind kind) {
-    const int bits = kind == CARRY_E4M3 ? 3 : 2;
-    const int least = kind == CARRY_E4M3 ? -6 : -14;
-    const int exponent = (code & 0x7f) >> bits;
-    const int fraction = code & ((1 << bits) - 1);
+    const int exponent = (code & 0x7f) >> 2, fraction = code & 3;
     const float sign = (code & 0x80) != 0 ? -1.0f : 1.0f;
-    if (kind == CARRY_E4M3 ? (code & 0x7f) == 0x7f : exponent == 31) {
-        return kind == CARRY_E5M2 && fraction == 0 ? sign * INFINITY : NAN;
+    if (kind == CARRY_E4M3) {
+        return carry_f8_value(code);
     }
-    return sign * (exponent == 0 ? ldexpf((float)fraction, least - bits)
-                                 : ldexpf((float)((1 << bits) + fraction), exponent - 1 + least - bits));
+    if (exponent == 31) {
+        return fraction == 0 ? sign * INFINITY : NAN;
+    }
+    return sign *
+           (exponent == 0 ? ldexpf((float)fraction, LEAST - 2) : ldexpf((float)(4 + fraction), exponent - 3 + LEAST));
 }
 
 /* Any number that is not finite is recorded as infinity. */

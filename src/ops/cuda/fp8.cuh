@@ -3,6 +3,7 @@
 #define CARRY_OPS_FP8_CUH
 
 #include "ops/cuda/wide.cuh"
+#include "ops/f8.h"
 
 extern "C" {
 #include "ops/fp8.h"
@@ -10,26 +11,30 @@ extern "C" {
 
 /* The code of a number, as in fp8_cpu.c; for GPUs without the instruction. */
 static __device__ __forceinline__ unsigned fp8_code_of(float value, bool is_wide) {
-    const int bits = is_wide ? 2 : 3, least = is_wide ? -14 : -6;
+    const int least = -14; /* exponent of the smallest normal number of e5m2 */
     const unsigned of = __float_as_uint(value), sign = of >> 24 & 0x80u;
+    if (!is_wide) {
+        return carry_f8_round(value);
+    }
     if ((of & 0x7f800000u) == 0x7f800000u) {
         return sign | 0x7fu;
     }
-    const float magnitude = fminf(fabsf(value), is_wide ? 57344.0f : 448.0f);
-    const int exponent =
-        (int)(__float_as_uint(magnitude) >> 23) - 127 < least ? least : (int)(__float_as_uint(magnitude) >> 23) - 127;
-    const float factor = __uint_as_float((unsigned)(127 + bits - exponent) << 23);
-    return sign | (unsigned)(((exponent - least) << bits) + (int)rintf(magnitude * factor));
+    const float magnitude = fminf(fabsf(value), 57344.0f);
+    const int power = (int)(__float_as_uint(magnitude) >> 23) - 127, exponent = power < least ? least : power;
+    const float factor = __uint_as_float((unsigned)(129 - exponent) << 23);
+    return sign | (unsigned)(((exponent - least) << 2) + (int)rintf(magnitude * factor));
 }
 
 static __device__ __forceinline__ float fp8_value(unsigned code, bool is_wide) {
-    const int bits = is_wide ? 2 : 3, least = is_wide ? -14 : -6;
-    const int exponent = (int)(code & 0x7fu) >> bits, fraction = (int)code & ((1 << bits) - 1);
-    if ((code & 0x7fu) == 0x7fu || (is_wide && exponent == 31)) {
+    const int least = -14, exponent = (int)(code & 0x7fu) >> 2, fraction = (int)code & 3;
+    if (!is_wide) {
+        return carry_f8_value((uint8_t)code);
+    }
+    if (exponent == 31) {
         return __uint_as_float(0x7fc00000u);
     }
-    const int steps = exponent == 0 ? fraction : (1 << bits) + fraction;
-    const int power = (exponent == 0 ? least : exponent - 1 + least) - bits;
+    const int steps = exponent == 0 ? fraction : 4 + fraction;
+    const int power = (exponent == 0 ? least : exponent - 1 + least) - 2;
     const float magnitude = (float)steps * __uint_as_float((unsigned)(127 + power) << 23);
     return (code & 0x80u) != 0 ? -magnitude : magnitude;
 }

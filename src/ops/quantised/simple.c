@@ -8,39 +8,18 @@
        int4_gN    f32 scale, u32 zero, N / 2 bytes    x = scale * (q - zero)
 
    16 bytes of nibbles hold 32 columns: column i < 16 in the low half of byte i, column 16 + i in its high half. */
+#include "ops/f8.h"
 #include "ops/quantised/blocks.h"
 
 #define WIDE 128
 #define NIBBLES 32
 
 float carry_f32_from_f8(uint8_t bits) {
-    const int exponent = bits >> 3 & 15;
-    const int fraction = bits & 7;
-    const float sign = (bits & 0x80) != 0 ? -1.0f : 1.0f;
-    if (exponent == 15 && fraction == 7) {
-        return NAN;
-    }
-    return sign * (exponent == 0 ? ldexpf((float)fraction, -9) : ldexpf((float)(8 + fraction), exponent - 10));
+    return carry_f8_value(bits);
 }
 
 uint8_t carry_f8_from_f32(float value) {
-    const uint8_t sign = signbit(value) ? 0x80 : 0;
-    const float magnitude = fabsf(value);
-    int exponent;
-    if (isnan(value)) {
-        return (uint8_t)(sign | 0x7f);
-    }
-    if (magnitude >= 464.0f) { /* halfway to the next value, 480, which would be NaN */
-        return (uint8_t)(sign | 0x7e);
-    }
-    if (magnitude == 0.0f) {
-        return sign;
-    }
-    (void)frexpf(magnitude, &exponent);                      /* magnitude < 2^exponent */
-    const int shift = exponent - 4 < -9 ? -9 : exponent - 4; /* exponent of the last bit */
-    const int steps = (int)rintf(ldexpf(magnitude, -shift)); /* at most 16, which carries into the exponent */
-    const int bits = (shift + 9) * 8 + steps;
-    return (uint8_t)(sign | (bits > 0x7e ? 0x7e : bits));
+    return isinf(value) ? (uint8_t)((signbit(value) ? 0x80 : 0) | CARRY_F8_MOST) : carry_f8_round(value);
 }
 
 static void decode_fp8(float *to, const void *blocks, int64_t count) {
