@@ -68,7 +68,7 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr bool BY_KEY = is_keyed<Block>::value;
     /* The state and R are multiplied from shared memory: products with a left operand in registers keep their warps
        busy until the last of them begins, so that nothing else is done meanwhile. */
-    static constexpr bool STORED = HALVES == 1;
+    static constexpr bool STORED = false;
     static constexpr int GROUPS = Block::VALUES / 64, STAGES = OUTPUTS      ? Block::STAGES
                                                                : HALVES > 1 ? 3
                                                                : BY_KEY     ? 4
