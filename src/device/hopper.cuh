@@ -224,15 +224,6 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
                      : __VA_ARGS__                                                                             \
                      : "l"(a), "l"(b), "r"(add));                                                              \
     }
-/* As `both`, but rows of a run across k. */
-#define PRODUCT_LEFT_ACROSS(N, REGISTERS, A, B, ADD, ...)                                                           \
-    static __device__ __forceinline__ void product_left_across(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                               \
-                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, " A ", " B                     \
-                     ", p, 1, 1, 1, 0;\n}\n"                                                                        \
-                     : __VA_ARGS__                                                                                  \
-                     : "l"(a), "l"(b), "r"(add));                                                                   \
-    }
 /* As `across`, but rows of a run across k too. */
 #define PRODUCT_TURNED(N, REGISTERS, A, B, ADD, ...)                                                           \
     static __device__ __forceinline__ void product_turned(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
@@ -266,7 +257,6 @@ PRODUCT_RIGHT(64, R0_31, "%32, %33, %34, %35", "%36", "%37", F32(d, 0))
 PRODUCT_RIGHT(128, R0_31 R32_63, "%64, %65, %66, %67", "%68", "%69", F32(d, 0), F32(d, 32))
 PRODUCT_RIGHT(256, R0_31 R32_63 R64_127, "%128, %129, %130, %131", "%132", "%133", F32(d, 0), F32(d, 32), F32(d, 64),
               F32(d, 96))
-PRODUCT_LEFT_ACROSS(64, R0_31, "%32", "%33", "%34", F32(d, 0))
 PRODUCT_ACROSS(64, R0_31, "%32", "%33", "%34", F32(d, 0))
 PRODUCT_ACROSS(128, R0_31 R32_63, "%64", "%65", "%66", F32(d, 0), F32(d, 32))
 PRODUCT_ACROSS(256, R0_31 R32_63 R64_127, "%128", "%129", "%130", F32(d, 0), F32(d, 32), F32(d, 64), F32(d, 96))

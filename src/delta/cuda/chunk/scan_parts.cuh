@@ -66,9 +66,6 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
     static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and W are read */
     static constexpr bool BY_KEY = is_keyed<Block>::value;
-    /* The state and R are multiplied from shared memory: products with a left operand in registers keep their warps
-       busy until the last of them begins, so that nothing else is done meanwhile. */
-    static constexpr bool STORED = false;
     static constexpr int GROUPS = Block::VALUES / 64, STAGES = OUTPUTS      ? Block::STAGES
                                                                : HALVES > 1 ? 3
                                                                : BY_KEY     ? 4

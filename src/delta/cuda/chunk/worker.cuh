@@ -95,21 +95,19 @@ template <typename Shape> struct scan_worker {
         hopper::fence_async();
         hopper::group_meet(1 + group, 128);
     }
-    __device__ __forceinline__ void store_rounded(uint32_t to) {
-        int row = 64 * group + 16 * warp + (lane & 8) + lane % 8;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            store_matrices(swizzled(to + i / 4 * Shape::STATE_BAND, row, i % 4 * 2 + lane / 16), Sb[4 * i],
-                           Sb[4 * i + 1], Sb[4 * i + 2], Sb[4 * i + 3]);
-        }
-    }
     /* Stores the rounded state of chunk n for the other warpgroup, with values in rows. Called for one half after the
        other. */
     __device__ __forceinline__ void show_state(int n, int half = 0) {
         if (half == 0) {
             hopper::barrier_wait(p.state_read, n % 2 ^ 1);
         }
-        store_rounded(p.start + Shape::STATE + half * 2 * Shape::STATE_BAND);
+        uint32_t to = p.start + Shape::STATE + half * 2 * Shape::STATE_BAND;
+        int row = 64 * group + 16 * warp + (lane & 8) + lane % 8;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            store_matrices(swizzled(to + i / 4 * Shape::STATE_BAND, row, i % 4 * 2 + lane / 16), Sb[4 * i],
+                           Sb[4 * i + 1], Sb[4 * i + 2], Sb[4 * i + 3]);
+        }
         if (half < HALVES - 1) {
             return;
         }
@@ -145,23 +143,13 @@ template <typename Shape> struct scan_worker {
         put_rest(v, r);
         return first;
     }
-    /* Waits for the chunk's tiles. `left` is the number of tokens that remain. */
-    __device__ __forceinline__ void wait_for_chunk(int n, uint32_t k, uint32_t v) {
+    /* Rounds the state and waits for the chunk's tiles. `left` is the number of tokens that remain. */
+    __device__ __forceinline__ void begin_chunk(int n, uint32_t k, uint32_t v) {
+        pack_all(Sb, S[0]);
         hopper::barrier_wait(p.barrier(p.full, n), p.parity(n));
         int left = item.at.length - item.chunk<Shape>(n) * C;
         if (left < C) {
             clear(k, v, left);
-        }
-    }
-    /* Starts S K^T, from the stored state or, with more than 128 keys, from registers. */
-    __device__ __forceinline__ void begin_chunk(float (&to)[32], int n, uint32_t k, uint32_t v) {
-        if constexpr (Shape::STORED) {
-            publish_state(n);
-            stored_times_keys(to, n, k, v);
-        } else {
-            pack_all(Sb, S[0]);
-            wait_for_chunk(n, k, v);
-            times_keys(to, k);
         }
     }
     /* to = S K^T for the first half of the keys, or to += for the second. */
@@ -172,33 +160,6 @@ template <typename Shape> struct scan_worker {
             hopper::product_along(to, Sb + 4 * i, hopper::describe(k + i / 4 * BAND + i % 4 * 32, 0), add || i > 0);
         }
         hopper::products_commit();
-    }
-    /* Stores the rounded state, as a left operand for this warpgroup and for the other warpgroup. */
-    __device__ __forceinline__ void publish_state(int n) {
-        using namespace hopper;
-        pack_all(Sb, S[0]);
-        if (!Shape::LOCAL) {
-            barrier_wait(p.state_read, n % 2 ^ 1);
-        }
-        store_rounded(p.start + Shape::STATE);
-        fence_async();
-        group_meet(1 + group, 128);
-        if (!Shape::LOCAL && lane < ARRIVING) {
-            barrier_arrive(p.state);
-        }
-    }
-    /* Waits for the chunk's tiles. Then to = S K^T with the stored state. */
-    __device__ __forceinline__ void stored_times_keys(float (&to)[32], int n, uint32_t k, uint32_t v) {
-        using namespace hopper;
-        uint32_t state = p.start + Shape::STATE + group * BAND;
-        wait_for_chunk(n, k, v);
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            product_both(to, describe(state + i / 4 * Shape::STATE_BAND + i % 4 * 32, 0),
-                         describe(k + i / 4 * BAND + i % 4 * 32, 0), i > 0);
-        }
-        products_commit();
     }
     /* Handles the second half of the state, in the registers of the first half, whose product is done. */
     __device__ __forceinline__ void second_half(float (&to)[32], uint32_t k, int n) {
@@ -236,26 +197,6 @@ template <typename Shape> struct scan_worker {
             hopper::product_right(to, left + 4 * i, describe_half(tile + i * 1024, HALF), add || i > 0);
         }
         hopper::products_commit();
-    }
-    /* Starts X = R T^T. The stored R replaces v, where outputs need it too. */
-    __device__ __forceinline__ void times_inverse(const uint32_t (&r)[16], uint32_t v, uint32_t t) {
-        using namespace hopper;
-        if constexpr (Shape::STORED) {
-            put_rest(v, r);
-            fence_async();
-            group_meet(1 + group, 128);
-        }
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint64_t right = describe_half(t + i / 2 * HALF + i % 2 * 32, 0);
-            if constexpr (Shape::STORED) {
-                product_left_across(X, describe(v + i * 2048, BAND), right, i > 0);
-            } else {
-                product_along(X, r + 4 * i, right, i > 0);
-            }
-        }
-        products_commit();
     }
     /* Multiplies x by a number for each token and packs it as a left operand. */
     __device__ __forceinline__ void pack_by(uint32_t (&to)[16], const float (&x)[32], const float2 (&by)[8]) {
@@ -295,7 +236,8 @@ template <typename Shape> struct scan_worker {
         const float *numbers = p.numbers(n) + lane % 4 * 2;
         uint32_t w[4][4], r[16];
         float2 fade[8], beta[8];
-        begin_chunk(X, n, k, v);
+        begin_chunk(n, k, v);
+        times_keys(X, k);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             load_matrices_across(w[i], values_at(v, i));
@@ -311,7 +253,7 @@ template <typename Shape> struct scan_worker {
             }
             load_eight(beta, numbers + BETA);
         }
-        if (!Shape::LOCAL && !Shape::STORED) {
+        if (!Shape::LOCAL) {
             show_state(n, HALVES - 1);
         }
         float end = Shape::BY_KEY ? 1.0f : fade_of(p.numbers(n), C - 1);
@@ -336,11 +278,16 @@ template <typename Shape> struct scan_worker {
             r[2 * i + 1] = pack(beta[i].x * low_half(v2[1]) - fade[i].x * X[4 * i + 2],
                                 beta[i].y * high_half(v2[1]) - fade[i].y * X[4 * i + 3]);
         }
-        times_inverse(r, v, t);
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            product_along(X, r + 4 * i, describe_half(t + i / 2 * HALF + i % 2 * 32, 0), i > 0);
+        }
+        products_commit();
         if (!Shape::BY_KEY) {
             load_eight(fade, numbers + LEFT_K); /* loaded before the stores, which would delay the loads */
         }
-        if (Shape::KIND == FORWARD && !Shape::STORED) {
+        if (Shape::KIND == FORWARD) {
             put_rest(v, r);
         }
         if constexpr (Shape::BY_KEY) {
@@ -418,7 +365,8 @@ template <typename Shape> struct scan_worker {
         uint32_t w[4][4], r[16];
         float U[32];
         float2 by[8];
-        begin_chunk(U, n, k, v);
+        begin_chunk(n, k, v);
+        times_keys(U, k);
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* dO with values in rows can be loaded directly as a left operand */
             load_matrices_across(w[i], values_at(v, i));
@@ -426,19 +374,11 @@ template <typename Shape> struct scan_worker {
         if (HALVES > 1) {
             second_half(U, k, n);
         }
-        if (!Shape::LOCAL && !Shape::STORED) {
+        if (!Shape::LOCAL) {
             show_state(n, HALVES - 1);
         }
         fade_state(fade_of(p.numbers(n), C - 1));
-        if constexpr (Shape::STORED) {
-            products_begin();
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                product_turned(X, describe(v + i * 2048, BAND), describe_half(t + BAND + i * 1024, HALF), i > 0);
-            }
-            products_commit();
-            products_wait<1>();
-        } else if (HALVES == 1) {
+        if (HALVES == 1) {
             times_triangle(X, &w[0][0], t + BAND, 0);
             products_wait<1>();
         } else { /* one after the other: there are not enough registers for both */
