@@ -41,7 +41,9 @@ carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int 
     if (call->pass->options.fp8 != NULL && carry_lm_fp8_join(args.dy, args.W, args.maps, &all_dy, &all_W)) {
         CARRY_TRY(carry_lm_fp8_linear_dx(call, false, dx, all_dy, all_W, false, &done));
     }
-    args.dx = done ? (carry_tensor){0} : dx;
+    if (!done) {
+        args.dx = dx;
+    }
     CARRY_TRY(carry_merged_linear_backward(call->pass->ctx, &args));
     for (int i = 0; call->pass->lm->adapter != NULL && slots[i] >= 0; i++) {
         CARRY_TRY(carry_lm_adapt_backward(call, slots[i], dx, dy[slots[i]], x));
