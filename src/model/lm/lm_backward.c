@@ -21,7 +21,7 @@ carry_status carry_lm_project_backward(const carry_lm_call *call, int slot, carr
 
 carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int *slots, carry_tensor dx,
                                            const carry_tensor *dy, carry_tensor rest, carry_tensor x) {
-    carry_merged_linear_backward_args args = {.dx = dx, .x = x};
+    carry_merged_linear_backward_args args = {.x = x};
     for (int i = 0; slots[i] >= 0; i++) {
         const carry_tensor W = carry_lm_product(call, slots[i]);
         if (W.data != NULL) {
