@@ -21,9 +21,9 @@ static int find_site(const char *name, size_t length) {
 }
 
 carry_status carry_lm_fp8_parse(carry_ctx *ctx, carry_lm_fp8 *fp8, const char *list) {
-    const unsigned every = (1u << CARRY_LM_FP8_SITES) - 1;
-    fp8->forward = fp8->dx = strcmp(list, "all") == 0 ? every : 0;
-    for (const char *at = list; fp8->forward != every || fp8->dx != every; at += strcspn(at, ",") + 1) {
+    const bool is_all = strcmp(list, "all") == 0;
+    fp8->forward = fp8->dx = is_all ? (1u << CARRY_LM_FP8_SITES) - 1 : 0;
+    for (const char *at = list; !is_all; at += strcspn(at, ",") + 1) {
         const size_t length = strcspn(at, ",");
         const size_t name = strcspn(at, ":,");
         const char *direction = at + name;
@@ -43,7 +43,9 @@ carry_status carry_lm_fp8_parse(carry_ctx *ctx, carry_lm_fp8 *fp8, const char *l
             break;
         }
     }
-    return CARRY_OK;
+    return (fp8->dx & ~fp8->forward) >> CARRY_LM_FP8_HEAD == 0
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EARGUMENT, "--fp8 '%.60s': head:dx needs head:forward: write head", list);
 }
 
 int64_t carry_lm_fp8_count(const carry_lm *lm) {
@@ -218,7 +220,7 @@ carry_status carry_lm_fp8_linear(const carry_lm_call *call, bool out, carry_tens
 }
 
 carry_status carry_lm_fp8_linear_dx(const carry_lm_call *call, bool out, carry_tensor dx, carry_tensor dy,
-                                    carry_tensor W, bool accumulate, bool *done) {
+                                    carry_tensor W, bool *done) {
     carry_lm_pass *pass = call->pass;
     const int64_t tokens = dy.shape[0];
     *done = uses(call, out, true) && dy.dtype == CARRY_BF16 && dx.data != NULL && fits(call, tokens, W);
@@ -230,7 +232,7 @@ carry_status carry_lm_fp8_linear_dx(const carry_lm_call *call, bool out, carry_t
     const carry_fp8 b = carry_lm_fp8_matrix(pass, number, CARRY_LM_FP8_W, pass->fp8.weight, W.shape[1], W.shape[0]);
     CARRY_TRY(round_activation(pass, a, dy));
     CARRY_TRY(carry_lm_fp8_turn(pass, b, W, uses(call, out, false)));
-    return carry_fp8_product(pass->ctx, dx, a, b, accumulate ? dx : (carry_tensor){0});
+    return carry_fp8_product(pass->ctx, dx, a, b, (carry_tensor){0});
 }
 
 static bool follows(const carry_tensor *a, int64_t elements, const carry_tensor *b) {
