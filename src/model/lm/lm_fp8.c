@@ -1,6 +1,7 @@
 /* Products of layers in 8-bit floats, their scales and their memory. */
 #include "model/lm/lm_fp8.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "carry/device.h"
@@ -9,9 +10,10 @@
 #include "core/tensor.h"
 #include "model/lm/lm_pass.h"
 
-/* The site of a name with its direction, or -1. */
+static const char *const names[CARRY_LM_FP8_SITES] = {"qkv", "o", "up", "down", "head"};
+
+/* The site of a name, or -1. */
 static int find_site(const char *name, size_t length) {
-    static const char *const names[CARRY_LM_FP8_SITES] = {"qkv", "o", "up", "down", "head"};
     for (int i = 0; i < CARRY_LM_FP8_SITES; i++) {
         if (strlen(names[i]) == length && strncmp(names[i], name, length) == 0) {
             return i;
@@ -113,7 +115,7 @@ void carry_lm_fp8_take(carry_lm_pass *pass, carry_arena *arena) {
     const carry_lm *lm = pass->lm;
     int64_t width = lm->config.hidden_size;
     int64_t weight = 0;
-    pass->fp8 = (carry_lm_fp8_memory){0};
+    pass->fp8 = (carry_lm_fp8_memory){.forward = pass->fp8.forward, .dx = pass->fp8.dx};
     if (pass->options.fp8 == NULL) {
         return;
     }
@@ -125,6 +127,24 @@ void carry_lm_fp8_take(carry_lm_pass *pass, carry_arena *arena) {
     pass->fp8.weight_bytes = (size_t)weight;
     pass->fp8.codes = carry_arena_take(arena, pass->fp8.codes_bytes, 1);
     pass->fp8.weight = carry_arena_take(arena, pass->fp8.weight_bytes, 1);
+}
+
+void carry_lm_fp8_unused(const carry_lm_pass *pass, char *text, size_t size) {
+    const carry_lm_fp8 *fp8 = pass->options.fp8;
+    const unsigned forward = fp8 != NULL ? fp8->forward & ~pass->fp8.forward : 0;
+    const unsigned dx = fp8 != NULL ? fp8->dx & ~pass->fp8.dx : 0;
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < CARRY_LM_FP8_SITES && used < size; i++) {
+        const bool is_forward = (forward >> i & 1) != 0;
+        const bool is_dx = (dx >> i & 1) != 0;
+        if (is_forward || is_dx) {
+            used += (size_t)snprintf(text + used, size - used, "%s%s%s", used > 0 ? ", " : "", names[i],
+                                     is_forward && is_dx ? ""
+                                     : is_dx             ? ":dx"
+                                                         : ":forward");
+        }
+    }
 }
 
 carry_lm_fp8_site carry_lm_fp8_site_of(const carry_lm_call *call, bool out) {
@@ -216,6 +236,7 @@ carry_status carry_lm_fp8_linear(const carry_lm_call *call, bool out, carry_tens
     const carry_fp8 b = carry_lm_fp8_matrix(pass, number, CARRY_LM_FP8_W, pass->fp8.weight, W.shape[0], W.shape[1]);
     CARRY_TRY(round_activation(pass, a, x));
     CARRY_TRY(carry_lm_fp8_round(pass, b, W));
+    pass->fp8.forward |= 1u << carry_lm_fp8_site_of(call, out);
     return carry_fp8_product(pass->ctx, y, a, b, base);
 }
 
@@ -232,6 +253,7 @@ carry_status carry_lm_fp8_linear_dx(const carry_lm_call *call, bool out, carry_t
     const carry_fp8 b = carry_lm_fp8_matrix(pass, number, CARRY_LM_FP8_W, pass->fp8.weight, W.shape[1], W.shape[0]);
     CARRY_TRY(round_activation(pass, a, dy));
     CARRY_TRY(carry_lm_fp8_turn(pass, b, W, uses(call, out, false)));
+    pass->fp8.dx |= 1u << carry_lm_fp8_site_of(call, out);
     return carry_fp8_product(pass->ctx, dx, a, b, (carry_tensor){0});
 }
 

@@ -50,13 +50,17 @@ void carry_lm_fp8_close(carry_lm_fp8 *fp8, const carry_lm *lm);
 typedef struct carry_lm_fp8_memory {
     unsigned char *codes, *weight;
     size_t codes_bytes, weight_bytes;
-    const void *ready; /* the tensor whose codes are in `codes`; NULL: none */
+    const void *ready;    /* the tensor whose codes are in `codes`; NULL: none */
+    unsigned forward, dx; /* sites that had a product in 8-bit floats in some call, as bits */
 } carry_lm_fp8_memory;
 
 /* Called at the start of a call with backward: makes the scales of this step from the step before. */
 carry_status carry_lm_fp8_begin(carry_lm_pass *pass, const carry_lm_args *args);
 void carry_lm_fp8_take(carry_lm_pass *pass, carry_arena *arena);
 size_t carry_lm_fp8_head_bytes(const carry_lm_pass *pass); /* workspace of carry_lm_fp8_head; 0: not used */
+
+/* Writes the names of sites in the list that had no product in 8-bit floats so far, like "qkv, head:dx", or "". */
+void carry_lm_fp8_unused(const carry_lm_pass *pass, char *text, size_t size);
 
 /* The site of a call's input or output maps. */
 carry_lm_fp8_site carry_lm_fp8_site_of(const carry_lm_call *call, bool out);
