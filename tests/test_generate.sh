@@ -142,7 +142,8 @@ for types in '--kv-type fp8' '--state-type bf16' '--kv-type fp8 --state-type bf1
     # shellcheck disable=SC2086
     expect 0 '"ids"' generate other --ids -p 7 -n 6 --temperature 0 --json $types --state-load typed
 done
-refused 'and this engine f32 and bf16' generate other --ids -p 7 -n 2 --state-type bf16 --dtype f32 --state-load typed
+refused 'and this engine none and bf16' generate other --ids -p 7 -n 2 --state-type bf16 --state-load typed
+expect 0 '"ids"' generate other --ids -p 7 -n 2 --json --kv-type fp8 --state-load typed
 refused "kv-type 'int8': expected f32, bf16, f16 or fp8" generate other --ids -p 1 --kv-type int8
 refused "state-type 'int8': expected f32 or bf16; rounding errors" generate other --ids -p 1 --state-type int8
 refused "state-type 'fp8': expected f32 or bf16" generate other --ids -p 1 --state-type fp8

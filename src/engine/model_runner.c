@@ -344,6 +344,18 @@ static carry_status check_sizes(const carry_lm *lm, const carry_runner_sizes *w,
     return CARRY_OK;
 }
 
+/* A type that no part of the model's states has is "none": files of its states fit every choice of it. */
+static void name_types(carry_model_runner *r, bool has_pages) {
+    const carry_state_types wide = {.kv = r->dtype, .state = CARRY_F32};
+    const carry_state_types narrow = {.kv = r->dtype, .state = CARRY_BF16};
+    size_t slot[2];
+    size_t page;
+    carry_model_runner_measure(r->lm, NULL, r->dtype, &wide, &slot[0], &page);
+    carry_model_runner_measure(r->lm, NULL, r->dtype, &narrow, &slot[1], &page);
+    r->head.sizes.kv_type = has_pages ? carry_state_types_name(r->types.kv) : "none";
+    r->head.sizes.state_type = slot[0] != slot[1] ? carry_state_types_name(r->types.state) : "none";
+}
+
 carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, const carry_runner_sizes *wanted,
                                          carry_dtype dtype, const carry_model_runner_options *options) {
     *made = NULL;
@@ -367,8 +379,7 @@ carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, cons
     r->device = lm->own.device;
     r->dtype = dtype;
     r->types = types != NULL ? *types : (carry_state_types){.kv = dtype, .state = CARRY_F32};
-    r->head.sizes.kv_type = carry_state_types_name(r->types.kv);
-    r->head.sizes.state_type = carry_state_types_name(r->types.state);
+    name_types(r, page > 0);
     r->same_bits = same_bits;
     r->heads.lm = heads;
     r->scores = options != NULL && options->scores;

@@ -22,13 +22,15 @@
 #define UNFINISHED 3600.0 /* seconds after which an unfinished file is deleted */
 #define HEADER 1792       /* bytes: at least the size of a file's header */
 
-/* Files of keys and values in 8 bits, or of states in bf16, have names of their own: engines with other types can then
-   share the folder. */
+/* Files of other types have names of their own, so that engines of different types can share the folder. Those of keys
+   and values in bf16 and states in f32 keep the names of older versions. */
 static uint64_t with_types(uint64_t model, const carry_runner_sizes *sizes) {
-    const bool has_f8 = sizes->kv_type != NULL && strcmp(sizes->kv_type, "fp8") == 0;
-    const bool has_bf16 = sizes->state_type != NULL && strcmp(sizes->state_type, "bf16") == 0;
-    model = has_f8 ? carry_hash(model, "kv fp8", 6) : model;
-    return has_bf16 ? carry_hash(model, "state bf16", 10) : model;
+    const char *kv = sizes->kv_type != NULL ? sizes->kv_type : "none";
+    const char *state = sizes->state_type != NULL ? sizes->state_type : "none";
+    const bool is_usual = strcmp(kv, "bf16") == 0 || strcmp(kv, "none") == 0;
+    const bool is_wide = strcmp(state, "f32") == 0 || strcmp(state, "none") == 0;
+    model = is_usual ? model : carry_hash(carry_hash(model, "kv ", 3), kv, strlen(kv));
+    return is_wide ? model : carry_hash(carry_hash(model, "state ", 6), state, strlen(state));
 }
 
 static void name_of(char name[NAME], const carry_prefix_disk *d, uint64_t hash, int64_t length) {

@@ -31,7 +31,8 @@ typedef struct carry_runner_sizes {
     int64_t context;    /* maximum number of tokens of one sequence */
     int64_t vocabulary; /* ids are below it */
     size_t slot_bytes, page_bytes;
-    /* Names of the types of keys and values and of states ("fp8"), for files of states; NULL: not known. */
+    /* Names of the types of keys and values and of states ("fp8"), for files of states; "none": the model has no such
+       part; NULL: not known. */
     const char *kv_type, *state_type;
 } carry_runner_sizes;
 

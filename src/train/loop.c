@@ -97,6 +97,20 @@ static carry_status pass_of_feed(carry_training *t, int64_t part, carry_lm_args 
     return carry_lm_run(t->pass, args, t->memory, t->bytes);
 }
 
+/* After the first step: names the products of --fp8 that were computed in bf16. */
+static void note_fp8(carry_training *t) {
+    char sites[128];
+    char line[400];
+    carry_lm_fp8_unused(t->pass, sites, sizeof sites);
+    if (sites[0] != '\0') {
+        (void)snprintf(line, sizeof line,
+                       "--fp8 %s: %s in bf16: 8-bit products need sizes that are multiples of 16, and input maps that "
+                       "are one product (docs/training.md)",
+                       t->options.fp8, sites);
+        carry_sink_note(&t->hooks->sink, t->loop.step + 1, line);
+    }
+}
+
 /* Runs forward and backward over this rank's rows, in parts. */
 static carry_status gradients(void *training, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user) {
@@ -116,7 +130,10 @@ static carry_status gradients(void *training, carry_tensor total, carry_status (
         }
         CARRY_TRY(fed ? pass_of_feed(t, part, &args) : carry_training_pass(t, t->batch, part, &args));
     }
-    t->fp8.is_known = true;
+    if (t->fp8.scales.data != NULL && !t->fp8.is_known) {
+        t->fp8.is_known = true;
+        note_fp8(t);
+    }
     return CARRY_OK;
 }
 

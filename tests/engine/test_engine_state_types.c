@@ -2,6 +2,7 @@
    of each type are forked, rolled back, saved, loaded and cached; other types are refused by name. */
 #include "runner_support.h"
 
+#include <dirent.h>
 #include <unistd.h>
 
 #include "carry/engine.h"
@@ -296,6 +297,73 @@ static void other_types_are_refused_by_name(void **unused) {
     carry_ctx_free(ctx);
 }
 
+static void delete_cache(void) {
+    char path[600];
+    DIR *opened = opendir(in_folder("cache"));
+    assert_non_null(opened);
+    for (const struct dirent *e = readdir(opened); e != NULL; e = readdir(opened)) {
+        (void)snprintf(path, sizeof path, "%s/cache/%s", folder, e->d_name);
+        (void)unlink(path);
+    }
+    (void)closedir(opened);
+    assert_int_equal(rmdir(in_folder("cache")), 0);
+}
+
+/* The second engine of each type begins with the prefix that the first has stored, whatever the others have done. */
+static void engines_of_different_types_share_a_cache_folder(void **unused) {
+    (void)unused;
+    static const char *const kv[] = {"f32", "bf16", "f16", "fp8"};
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    char cache[300];
+    (void)snprintf(cache, sizeof cache, "%s", in_folder("cache"));
+    save_model(ctx, 0);
+    for (int i = 0; i < 16; i++) {
+        int64_t ids[PROMPT];
+        carry_engine *engine;
+        carry_engine_options o = options_of(kv[i % 4], i / 4 % 2 == 0 ? "f32" : "bf16");
+        o.cache_dir = cache;
+        assert_ok(ctx, carry_engine_open(ctx, &engine, folder, &o));
+        fill_prompt(ids, carry_engine_vocabulary(engine));
+        const int64_t cached = ask(ctx, engine, ids, PROMPT, 0).cached;
+        if ((cached > 0) != (i >= 8)) {
+            fail_msg("engine %d, with keys and values in %s: %d tokens from the folder", i, kv[i % 4], (int)cached);
+        }
+        carry_engine_close(engine);
+    }
+    delete_cache();
+    carry_ctx_free(ctx);
+}
+
+/* A model without keys and values: files of its states do not depend on their type. */
+static void types_of_absent_parts_do_not_matter(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_lm *lm = model(ctx, small(&carry_lm_family_gated_deltanet));
+    carry_engine *engine;
+    carry_engine *other;
+    int64_t ids[PROMPT];
+    uint64_t made;
+    assert_ok(ctx, carry_lm_save(lm, folder, CARRY_F32));
+    carry_lm_free(lm);
+    carry_engine_options o = options_of("fp8", NULL);
+    assert_ok(ctx, carry_engine_open(ctx, &engine, folder, &o));
+    fill_prompt(ids, carry_engine_vocabulary(engine));
+    const answer a = ask(ctx, engine, ids, PROMPT, 0);
+    assert_ok(ctx, carry_engine_state_save(engine, a.state, in_folder("state")));
+    o = options_of(NULL, NULL);
+    assert_ok(ctx, carry_engine_open(ctx, &other, folder, &o));
+    assert_ok(ctx, carry_engine_state_load(other, &made, in_folder("state")));
+    assert_ok(ctx, carry_engine_state_move(engine, a.state, other, &made));
+    carry_engine_close(other);
+    o = options_of(NULL, "bf16");
+    assert_ok(ctx, carry_engine_open(ctx, &other, folder, &o));
+    assert_refused(ctx, CARRY_EARGUMENT, "keys and values in none and states in f32, and this engine none and bf16",
+                   carry_engine_state_load(other, &made, in_folder("state")));
+    carry_engine_close(other);
+    carry_engine_close(engine);
+    carry_ctx_free(ctx);
+}
+
 /* The memory of a page and of a slot follows the types. Qwen3.5's small model: one layer of attention with two heads of
    8, and two with states of 2 x 5 x 6. */
 static void memory_follows_the_types(void **unused) {
@@ -336,6 +404,8 @@ int main(void) {
         cmocka_unit_test(same_bits_hold_in_every_type),
         cmocka_unit_test(states_of_every_type_are_objects),
         cmocka_unit_test(other_types_are_refused_by_name),
+        cmocka_unit_test(engines_of_different_types_share_a_cache_folder),
+        cmocka_unit_test(types_of_absent_parts_do_not_matter),
     };
     return cmocka_run_group_tests_name("engine_state_types", tests, make_folder, remove_folder);
 }

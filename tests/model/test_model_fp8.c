@@ -12,6 +12,7 @@
 #include "lm_support.h"
 #include "model/host.h"
 #include "model/lm/lm_fp8.h"
+#include "model/lm/mixers/attention.h"
 
 #define TOKENS 32
 #define WORDS 48
@@ -137,6 +138,39 @@ static void gradients_are_near_those_in_f32(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Maps of attention that read x are separate products in bf16: they do not use the site of the map back, nor its
+   scales. A scale is the largest element of the weight, divided by CARRY_FP8_TOP_E4M3. */
+static void a_scale_belongs_to_one_weight(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_lm_config config = config_of();
+    carry_lm *lm;
+    outcome o;
+    float largest = 0.0f;
+    config.mixer[0] = CARRY_LM_MIXER_ATTENTION;
+    config.attention.heads = config.attention.kv_heads = 2;
+    config.attention.head_dim = 16;
+    assert_ok(ctx, carry_lm_new(ctx, &lm, &config, 0));
+    assert_ok(ctx, carry_lm_want_gradients(lm));
+    assert_ok(ctx, carry_lm_init(lm, 7));
+    const carry_lm_slot *slot = lm->layer[0].mixer.slot;
+    const carry_lm_parameter *v = &lm->own.parameter[slot[CARRY_LM_ATTENTION_V].parameter];
+    const carry_lm_parameter *out = &lm->own.parameter[slot[CARRY_LM_ATTENTION_O].parameter];
+    for (int64_t i = 0; i < v->count; i++) {
+        lm->own.weights[v->offset + i] *= 50.0f;
+    }
+    for (int64_t i = 0; i < out->count; i++) {
+        largest = fmaxf(largest, fabsf(lm->own.weights[out->offset + i]));
+    }
+    run_on(ctx, lm, "o:dx", CARRY_BF16, &o);
+    const float scale =
+        o.scales[(CARRY_LM_FP8_O * CARRY_LM_FP8_ROLES + CARRY_LM_FP8_W) * CARRY_FP8_NUMBERS + CARRY_FP8_SCALE];
+    assert_true(fabsf(scale - largest / CARRY_FP8_TOP_E4M3) <= 0x1p-8f * scale); /* weights are rounded to bf16 */
+    free_outcome(&o);
+    carry_lm_free(lm);
+    carry_ctx_free(ctx);
+}
+
 static void lists_name_sites_and_directions(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -147,17 +181,22 @@ static void lists_name_sites_and_directions(void **unused) {
     assert_ok(ctx, carry_lm_fp8_parse(ctx, &fp8, "up,head:forward,qkv:dx"));
     assert_int_equal(fp8.forward, 1u << CARRY_LM_FP8_UP | 1u << CARRY_LM_FP8_HEAD);
     assert_int_equal(fp8.dx, 1u << CARRY_LM_FP8_UP | 1u << CARRY_LM_FP8_QKV);
-    static const char *const wrong[] = {"", "up,", "gate", "up:back", "up:forward:dx", "UP", ",up", "up head"};
+    static const char *const wrong[] = {
+        "", "up,", "gate", "up:back", "up:forward:dx", "UP", ",up", "up head", "qkv,o,up,down,head,gate", "all,up"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         assert_int_equal(carry_lm_fp8_parse(ctx, &fp8, wrong[i]), CARRY_EARGUMENT);
         assert_non_null(strstr(carry_ctx_error(ctx), "qkv, o, up, down, head"));
     }
+    assert_int_equal(carry_lm_fp8_parse(ctx, &fp8, "up,head:dx"), CARRY_EARGUMENT);
+    assert_non_null(strstr(carry_ctx_error(ctx), "head:dx needs head:forward"));
+    assert_ok(ctx, carry_lm_fp8_parse(ctx, &fp8, "head:dx,head:forward"));
     carry_ctx_free(ctx);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_are_near_those_in_f32),
+        cmocka_unit_test(a_scale_belongs_to_one_weight),
         cmocka_unit_test(lists_name_sites_and_directions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

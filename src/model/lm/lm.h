@@ -200,7 +200,7 @@ typedef struct carry_lm_pool_types {
     carry_dtype activations, caches, states;
     int64_t sequences; /* maximum number of sequences in a call */
 } carry_lm_pool_types;
-/* CARRY_EUNSUPPORTED names a type that the model's device or one of its layers does not support. */
+/* CARRY_EUNSUPPORTED names a type that the model's device does not support. */
 carry_status carry_lm_pool_types_check(const carry_lm *lm, const carry_lm_pool_types *types);
 /* Makes a pool for calls with `places`. State parts of fixed size have a row for each of `slots` sequences; those that
    grow are [pages, CARRY_POOL_PAGE, ...] of this type, and a page has the same number in all layers. */

@@ -11,12 +11,21 @@ carry_status carry_lm_project_backward(const carry_lm_call *call, int slot, carr
     if (W.data == NULL) {
         return CARRY_OK;
     }
+    CARRY_TRY(carry_linear_backward(call->pass->ctx, dx, carry_lm_dw(call, slot), dy, x, W, accumulate));
+    return carry_lm_adapt_backward(call, slot, dx, dy, x);
+}
+
+carry_status carry_lm_project_out_backward(const carry_lm_call *call, int slot, carry_tensor dx, carry_tensor x) {
+    const carry_tensor W = carry_lm_product(call, slot);
     const carry_tensor absent = {0};
     bool done;
-    CARRY_TRY(carry_lm_fp8_linear_dx(call, true, dx, dy, W, accumulate, &done));
+    if (W.data == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_lm_fp8_linear_dx(call, true, dx, call->dout, W, &done));
     CARRY_TRY(
-        carry_linear_backward(call->pass->ctx, done ? absent : dx, carry_lm_dw(call, slot), dy, x, W, accumulate));
-    return carry_lm_adapt_backward(call, slot, dx, dy, x);
+        carry_linear_backward(call->pass->ctx, done ? absent : dx, carry_lm_dw(call, slot), call->dout, x, W, false));
+    return carry_lm_adapt_backward(call, slot, dx, call->dout, x);
 }
 
 carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int *slots, carry_tensor dx,
@@ -39,7 +48,7 @@ carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int 
     carry_tensor all_W;
     bool done = false;
     if (call->pass->options.fp8 != NULL && carry_lm_fp8_join(args.dy, args.W, args.maps, &all_dy, &all_W)) {
-        CARRY_TRY(carry_lm_fp8_linear_dx(call, false, dx, all_dy, all_W, false, &done));
+        CARRY_TRY(carry_lm_fp8_linear_dx(call, false, dx, all_dy, all_W, &done));
     }
     if (!done) {
         args.dx = dx;

@@ -1,6 +1,7 @@
 /* Products of layers in 8-bit floats, their scales and their memory. */
 #include "model/lm/lm_fp8.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "carry/device.h"
@@ -9,9 +10,10 @@
 #include "core/tensor.h"
 #include "model/lm/lm_pass.h"
 
-/* The site of a name with its direction, or -1. */
+static const char *const names[CARRY_LM_FP8_SITES] = {"qkv", "o", "up", "down", "head"};
+
+/* The site of a name, or -1. */
 static int find_site(const char *name, size_t length) {
-    static const char *const names[CARRY_LM_FP8_SITES] = {"qkv", "o", "up", "down", "head"};
     for (int i = 0; i < CARRY_LM_FP8_SITES; i++) {
         if (strlen(names[i]) == length && strncmp(names[i], name, length) == 0) {
             return i;
@@ -21,9 +23,9 @@ static int find_site(const char *name, size_t length) {
 }
 
 carry_status carry_lm_fp8_parse(carry_ctx *ctx, carry_lm_fp8 *fp8, const char *list) {
-    const unsigned every = (1u << CARRY_LM_FP8_SITES) - 1;
-    fp8->forward = fp8->dx = strcmp(list, "all") == 0 ? every : 0;
-    for (const char *at = list; fp8->forward != every || fp8->dx != every; at += strcspn(at, ",") + 1) {
+    const bool is_all = strcmp(list, "all") == 0;
+    fp8->forward = fp8->dx = is_all ? (1u << CARRY_LM_FP8_SITES) - 1 : 0;
+    for (const char *at = list; !is_all; at += strcspn(at, ",") + 1) {
         const size_t length = strcspn(at, ",");
         const size_t name = strcspn(at, ":,");
         const char *direction = at + name;
@@ -43,7 +45,9 @@ carry_status carry_lm_fp8_parse(carry_ctx *ctx, carry_lm_fp8 *fp8, const char *l
             break;
         }
     }
-    return CARRY_OK;
+    return (fp8->dx & ~fp8->forward) >> CARRY_LM_FP8_HEAD == 0
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EARGUMENT, "--fp8 '%.60s': head:dx needs head:forward: write head", list);
 }
 
 int64_t carry_lm_fp8_count(const carry_lm *lm) {
@@ -111,7 +115,7 @@ void carry_lm_fp8_take(carry_lm_pass *pass, carry_arena *arena) {
     const carry_lm *lm = pass->lm;
     int64_t width = lm->config.hidden_size;
     int64_t weight = 0;
-    pass->fp8 = (carry_lm_fp8_memory){0};
+    pass->fp8 = (carry_lm_fp8_memory){.forward = pass->fp8.forward, .dx = pass->fp8.dx};
     if (pass->options.fp8 == NULL) {
         return;
     }
@@ -123,6 +127,24 @@ void carry_lm_fp8_take(carry_lm_pass *pass, carry_arena *arena) {
     pass->fp8.weight_bytes = (size_t)weight;
     pass->fp8.codes = carry_arena_take(arena, pass->fp8.codes_bytes, 1);
     pass->fp8.weight = carry_arena_take(arena, pass->fp8.weight_bytes, 1);
+}
+
+void carry_lm_fp8_unused(const carry_lm_pass *pass, char *text, size_t size) {
+    const carry_lm_fp8 *fp8 = pass->options.fp8;
+    const unsigned forward = fp8 != NULL ? fp8->forward & ~pass->fp8.forward : 0;
+    const unsigned dx = fp8 != NULL ? fp8->dx & ~pass->fp8.dx : 0;
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < CARRY_LM_FP8_SITES && used < size; i++) {
+        const bool is_forward = (forward >> i & 1) != 0;
+        const bool is_dx = (dx >> i & 1) != 0;
+        if (is_forward || is_dx) {
+            used += (size_t)snprintf(text + used, size - used, "%s%s%s", used > 0 ? ", " : "", names[i],
+                                     is_forward && is_dx ? ""
+                                     : is_dx             ? ":dx"
+                                                         : ":forward");
+        }
+    }
 }
 
 carry_lm_fp8_site carry_lm_fp8_site_of(const carry_lm_call *call, bool out) {
@@ -214,11 +236,12 @@ carry_status carry_lm_fp8_linear(const carry_lm_call *call, bool out, carry_tens
     const carry_fp8 b = carry_lm_fp8_matrix(pass, number, CARRY_LM_FP8_W, pass->fp8.weight, W.shape[0], W.shape[1]);
     CARRY_TRY(round_activation(pass, a, x));
     CARRY_TRY(carry_lm_fp8_round(pass, b, W));
+    pass->fp8.forward |= 1u << carry_lm_fp8_site_of(call, out);
     return carry_fp8_product(pass->ctx, y, a, b, base);
 }
 
 carry_status carry_lm_fp8_linear_dx(const carry_lm_call *call, bool out, carry_tensor dx, carry_tensor dy,
-                                    carry_tensor W, bool accumulate, bool *done) {
+                                    carry_tensor W, bool *done) {
     carry_lm_pass *pass = call->pass;
     const int64_t tokens = dy.shape[0];
     *done = uses(call, out, true) && dy.dtype == CARRY_BF16 && dx.data != NULL && fits(call, tokens, W);
@@ -230,7 +253,8 @@ carry_status carry_lm_fp8_linear_dx(const carry_lm_call *call, bool out, carry_t
     const carry_fp8 b = carry_lm_fp8_matrix(pass, number, CARRY_LM_FP8_W, pass->fp8.weight, W.shape[1], W.shape[0]);
     CARRY_TRY(round_activation(pass, a, dy));
     CARRY_TRY(carry_lm_fp8_turn(pass, b, W, uses(call, out, false)));
-    return carry_fp8_product(pass->ctx, dx, a, b, accumulate ? dx : (carry_tensor){0});
+    pass->fp8.dx |= 1u << carry_lm_fp8_site_of(call, out);
+    return carry_fp8_product(pass->ctx, dx, a, b, (carry_tensor){0});
 }
 
 static bool follows(const carry_tensor *a, int64_t elements, const carry_tensor *b) {

@@ -3,7 +3,8 @@
    A layer has four sites: the maps of its mixer's input (qkv) and of its feed-forward's input (up), and their maps back
    (o, down). The fifth site is the head. Each site may use 8-bit floats forward (x and W in e4m3) and for the gradient
    of its input (dx: dy in e5m2, W in e4m3). Gradients of weights stay in bf16. A site has a scale for x, for W and for
-   dy. Weights are rounded for every product: their codes are read at once and not kept.
+   dy, so it is one product: maps that a part multiplies one by one (carry_lm_project) stay in bf16. Weights are rounded
+   for every product: their codes are read at once and not kept.
 
    Codes of activations are in memory that all sites share. An operator that writes an activation may round it in the
    same pass; `ready` then names the tensor, and the product that follows does not round it again. */
@@ -37,7 +38,8 @@ typedef struct carry_lm_fp8 {
     bool is_known;       /* scales are those of a step; otherwise matrices are measured before they are rounded */
 } carry_lm_fp8;
 
-/* Parses "all", or names of sites separated by commas; NAME:forward and NAME:dx mean one direction only. */
+/* Parses "all", or names of sites separated by commas; NAME:forward and NAME:dx mean one direction only. The head
+   computes dx in 8-bit floats only if it also has its logits from them. */
 carry_status carry_lm_fp8_parse(carry_ctx *ctx, carry_lm_fp8 *fp8, const char *list);
 int64_t carry_lm_fp8_count(const carry_lm *lm); /* number of scales */
 /* Allocates the scales, which are not known, on the model's device. */
@@ -48,13 +50,17 @@ void carry_lm_fp8_close(carry_lm_fp8 *fp8, const carry_lm *lm);
 typedef struct carry_lm_fp8_memory {
     unsigned char *codes, *weight;
     size_t codes_bytes, weight_bytes;
-    const void *ready; /* the tensor whose codes are in `codes`; NULL: none */
+    const void *ready;    /* the tensor whose codes are in `codes`; NULL: none */
+    unsigned forward, dx; /* sites that had a product in 8-bit floats in some call, as bits */
 } carry_lm_fp8_memory;
 
 /* Called at the start of a call with backward: makes the scales of this step from the step before. */
 carry_status carry_lm_fp8_begin(carry_lm_pass *pass, const carry_lm_args *args);
 void carry_lm_fp8_take(carry_lm_pass *pass, carry_arena *arena);
 size_t carry_lm_fp8_head_bytes(const carry_lm_pass *pass); /* workspace of carry_lm_fp8_head; 0: not used */
+
+/* Writes the names of sites in the list that had no product in 8-bit floats so far, like "qkv, head:dx", or "". */
+void carry_lm_fp8_unused(const carry_lm_pass *pass, char *text, size_t size);
 
 /* The site of a call's input or output maps. */
 carry_lm_fp8_site carry_lm_fp8_site_of(const carry_lm_call *call, bool out);
@@ -65,12 +71,12 @@ carry_lm_fp8_site carry_lm_fp8_site_of(const carry_lm_call *call, bool out);
 carry_fp8 carry_lm_fp8_wanted(const carry_lm_call *call, bool out, carry_lm_fp8_role role, int64_t columns);
 void carry_lm_fp8_wrote(const carry_lm_call *call, carry_tensor x);
 
-/* y = base + W x and dx = dW^T dy (added if `accumulate`) in 8-bit floats, if the site uses them and sizes fit; else
- *done is false and nothing was done. */
+/* y = base + W x and dx = W^T dy in 8-bit floats, if the site uses them and sizes fit; else *done is false and nothing
+   was done. */
 carry_status carry_lm_fp8_linear(const carry_lm_call *call, bool out, carry_tensor y, carry_tensor x, carry_tensor W,
                                  carry_tensor base, bool *done);
 carry_status carry_lm_fp8_linear_dx(const carry_lm_call *call, bool out, carry_tensor dx, carry_tensor dy,
-                                    carry_tensor W, bool accumulate, bool *done);
+                                    carry_tensor W, bool *done);
 /* carry_linear_cross_entropy of the head; likewise. */
 carry_status carry_lm_fp8_head(carry_lm_pass *pass, const carry_lm_args *args,
                                const carry_linear_cross_entropy_args *head, bool *done);

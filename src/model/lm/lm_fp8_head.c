@@ -74,6 +74,8 @@ carry_status carry_lm_fp8_head(carry_lm_pass *pass, const carry_lm_args *args,
     if (!*done) {
         return CARRY_OK;
     }
+    pass->fp8.forward |= 1u << CARRY_LM_FP8_HEAD;
+    pass->fp8.dx |= dx ? 1u << CARRY_LM_FP8_HEAD : 0;
     head_memory m;
     carry_arena arena = carry_arena_over(pass->scratch, pass->scratch_bytes);
     take(&m, &arena, pass, words, hidden);

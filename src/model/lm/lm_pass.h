@@ -161,6 +161,8 @@ carry_status carry_lm_open_fixed(carry_lm_pass *pass);
 bool carry_lm_joins(const carry_lm_pass *pass);
 /* The output of a part: call.out = call.base + W y, for the rows that are read. Does nothing if call.out is absent. */
 carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_tensor y);
+/* Its gradients: dx = W^T dout, and dW += dout^T x. */
+carry_status carry_lm_project_out_backward(const carry_lm_call *call, int slot, carry_tensor dx, carry_tensor x);
 /* Adds the bias in a slot to every row of y; add_bias_out: to the rows of call.out that are read. backward: adds the
    columns' sums of dy to its gradient. They do nothing if the model does not have the slot. */
 carry_status carry_lm_add_bias(const carry_lm_call *call, int slot, carry_tensor y);

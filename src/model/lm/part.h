@@ -71,8 +71,8 @@ typedef struct carry_lm_state_part {
     int64_t shape[4];
     int64_t slices; /* the state is split into slices, and the sequences are adjacent within each: [slices][batch, shape
                        / slices] */
-    bool grows;     /* a cache: shape[0] is the number of tokens read, and its type is that of the activations. All
-                       other parts are f32 */
+    bool grows;     /* a cache: shape[0] is the number of tokens read, and its type is that of the activations or, in a
+                       pool, that of carry_lm_pool_types. Other parts are f32, unless they narrow */
     bool narrows;   /* the state of a recurrence, which a pool may store in bf16 (carry_lm_pool_types) */
     bool is_scale;  /* scales of 8-bit keys or values in a pool, which have a byte for each token and head */
 } carry_lm_state_part;

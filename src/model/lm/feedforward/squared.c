@@ -64,7 +64,7 @@ static carry_status backward(const carry_lm_call *call) {
     const squared_rows *r = call->rows;
     const squared_back *back = call->back;
     CARRY_TRY(carry_lm_add_bias_backward(call, DOWN_BIAS, call->dout));
-    CARRY_TRY(carry_lm_project_backward(call, DOWN, back->dsquared, call->dout, r->squared, false));
+    CARRY_TRY(carry_lm_project_out_backward(call, DOWN, back->dsquared, r->squared));
     CARRY_TRY(carry_elementwise(ctx, r->up, back->dsquared, r->active, CARRY_MULTIPLY));
     CARRY_TRY(carry_elementwise(ctx, r->up, r->up, r->up, CARRY_ADD)); /* 2 relu(up) */
     CARRY_TRY(carry_lm_add_bias_backward(call, UP_BIAS, r->up));

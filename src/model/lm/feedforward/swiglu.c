@@ -71,7 +71,7 @@ static carry_status backward(const carry_lm_call *call) {
     carry_ctx *ctx = call->pass->ctx;
     const swiglu_rows *r = call->rows;
     const swiglu_back *back = call->back;
-    CARRY_TRY(carry_lm_project_backward(call, DOWN, back->dactivated, call->dout, r->activated, false));
+    CARRY_TRY(carry_lm_project_out_backward(call, DOWN, back->dactivated, r->activated));
     const carry_fp8 codes = carry_lm_fp8_wanted(call, false, CARRY_LM_FP8_DY, 2 * r->gate.shape[1]);
     if (codes.codes != NULL && carry_lm_joins(call->pass)) {
         CARRY_TRY(carry_fp8_swiglu_backward(ctx, r->gate, r->up, codes, back->dactivated, r->gate, r->up));

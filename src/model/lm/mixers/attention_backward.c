@@ -54,7 +54,7 @@ carry_status carry_lm_attention_backward(const carry_lm_call *call) {
     carry_tensor dq_in = back->dq_in;
     carry_tensor dk_in = back->dk_in;
     CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_ATTENTION_O_BIAS, call->dout));
-    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_ATTENTION_O, back->dy, call->dout, r->y, false));
+    CARRY_TRY(carry_lm_project_out_backward(call, CARRY_LM_ATTENTION_O, back->dy, r->y));
     if (gate) {
         CARRY_TRY(carry_elementwise(ctx, back->d_o, back->dy, r->open, CARRY_MULTIPLY));
         CARRY_TRY(carry_elementwise(ctx, back->dy, back->dy, r->o, CARRY_MULTIPLY));

@@ -75,7 +75,7 @@ carry_status carry_lm_delta_backward(const carry_lm_call *call) {
     carry_lm_delta_back *back = call->back;
     const carry_tensor absent = {0};
     bool gate = r->z.data != NULL;
-    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_O_PROJ, back->dy, call->dout, r->y, false));
+    CARRY_TRY(carry_lm_project_out_backward(call, CARRY_LM_O_PROJ, back->dy, r->y));
     CARRY_TRY(
         carry_rms_norm_backward(pass->ctx,
                                 &(carry_rms_norm_backward_args){.dx = carry_lm_by_head(pass, back->dout),

@@ -324,7 +324,7 @@ static carry_status backward(const carry_lm_call *call) {
     product_back *b = call->back;
     const carry_tensor absent = {0};
     const bool gate = r->z.data != NULL;
-    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_O_PROJ, b->dy, call->dout, r->y, false));
+    CARRY_TRY(carry_lm_project_out_backward(call, CARRY_LM_O_PROJ, b->dy, r->y));
     CARRY_TRY(
         carry_rms_norm_backward(pass->ctx,
                                 &(carry_rms_norm_backward_args){.dx = carry_lm_by_head(pass, b->dout),

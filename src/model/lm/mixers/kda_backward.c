@@ -75,7 +75,7 @@ static carry_status convolve_backward(const carry_lm_call *call, int which) {
 carry_status carry_lm_kda_backward(const carry_lm_call *call) {
     const carry_lm_kda_rows *r = call->rows;
     const carry_lm_kda_back *back = call->back;
-    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_KDA_O, back->dy, call->dout, r->y, false));
+    CARRY_TRY(carry_lm_project_out_backward(call, CARRY_LM_KDA_O, back->dy, r->y));
     CARRY_TRY(output_backward(call));
     CARRY_TRY(mix_backward(call));
     for (int i = 0; i < 3; i++) {

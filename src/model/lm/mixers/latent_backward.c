@@ -81,9 +81,9 @@ static carry_status output_backward(const carry_lm_call *call) {
     const carry_lm_latent_rows *r = call->rows;
     const carry_lm_latent_back *back = call->back;
     if (!call->pass->lm->config.latent.head_gate) {
-        return carry_lm_project_backward(call, CARRY_LM_LATENT_O, back->dy, call->dout, r->y, false);
+        return carry_lm_project_out_backward(call, CARRY_LM_LATENT_O, back->dy, r->y);
     }
-    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_LATENT_O, back->dopened, call->dout, r->opened, false));
+    CARRY_TRY(carry_lm_project_out_backward(call, CARRY_LM_LATENT_O, back->dopened, r->opened));
     return carry_row_gate_backward(call->pass->ctx, carry_lm_latent_by_head(call, back->dy),
                                    carry_lm_latent_by_head(call, back->dgate),
                                    carry_lm_latent_by_head(call, back->dopened), carry_lm_latent_by_head(call, r->y),

@@ -66,7 +66,7 @@ carry_status carry_lm_mamba_backward(const carry_lm_call *call) {
     const carry_tensor maps[] = {
         [CARRY_LM_MAMBA_Z] = back->dz, [CARRY_LM_MAMBA_XBC] = back->dxbc_in, [CARRY_LM_MAMBA_DT] = back->ddt};
     CARRY_TRY(carry_lm_add_bias_backward(call, CARRY_LM_MAMBA_OUT_BIAS, call->dout));
-    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_MAMBA_OUT, back->dout, call->dout, r->out, false));
+    CARRY_TRY(carry_lm_project_out_backward(call, CARRY_LM_MAMBA_OUT, back->dout, r->out));
     CARRY_TRY(norm_backward(call));
     CARRY_TRY(carry_swiglu_backward(pass->ctx, back->dz, back->dy, back->dgated, r->z, r->y));
     CARRY_TRY(ssm_backward(call));
