@@ -1,11 +1,13 @@
-/* Products with quantised weights: every kernel set equals the sum of decoded weights times rounded activations, and
-   linear maps of few and of many tokens are near those of the decoded weights in f32. */
+/* Products with quantised weights: every kernel set equals the sum of decoded weights times rounded activations, linear
+   maps of few and of many tokens are near those of the decoded weights in f32, and bf16 products of many tokens have
+   the bits of those with decoded weights. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "carry/nn.h"
 #include "ops/kernels/quant.h"
+#include "ops/product/bf16.h"
 #include "quantised_blocks.h"
 #include "support.h"
 
@@ -178,6 +180,70 @@ static void test_linear_maps_are_near_those_of_the_decoded_weight(void **state) 
     }
 }
 
+/* carry_bf16_run with W quantised and with W decoded to bf16 before: the same bits, whatever type c has and wherever
+   blocks of k and of rows end. */
+static void expect_bits_of_decoded(carry_ctx *ctx, const carry_bf16 *by, const carry_quant_format *format, int64_t m,
+                                   int64_t n, int64_t k, carry_dtype c_dtype) {
+    const carry_kernels *kernels;
+    assert_ok(ctx, carry_kernels_of(ctx, &kernels));
+    unsigned char *blocks = make_blocks(ctx, format, n, k, 5);
+    const carry_tensor W = carry_quant_view(blocks, format, n, k);
+    uint16_t *decoded = malloc((size_t)(n * k) * sizeof *decoded);
+    uint16_t *a = malloc((size_t)(m * k) * sizeof *a);
+    float *row = malloc((size_t)k * sizeof *row);
+    const size_t bytes = (size_t)(m * n) * carry_dtype_size(c_dtype);
+    void *c[2] = {malloc(bytes), malloc(bytes)};
+    assert_true(decoded != NULL && a != NULL && row != NULL && c[0] != NULL && c[1] != NULL);
+    assert_ok(ctx, carry_random_normal(ctx, carry_view_2d(a, CARRY_BF16, m, k), 6, 0, 0.0f, 1.0f));
+    for (int64_t r = 0; r < n; r++) {
+        carry_quant_decode(&W, r, 0, k, row);
+        for (int64_t i = 0; i < k; i++) {
+            decoded[r * k + i] = carry_bf16_from_f32(row[i]);
+        }
+    }
+    const carry_tensor view = carry_view_2d(decoded, CARRY_BF16, n, k);
+    for (int i = 0; i < 2; i++) {
+        memset(c[i], 0, bytes);
+        const carry_mixed_product p = {.m = m,
+                                       .n = n,
+                                       .k = k,
+                                       .a = {.data = a, .dtype = CARRY_BF16, .row = k},
+                                       .b = carry_weight_transposed(i == 0 ? &W : &view),
+                                       .c = c[i],
+                                       .c_dtype = c_dtype,
+                                       .c_row = n,
+                                       .accumulate = true};
+        assert_true(carry_bf16_run(ctx, kernels, by, &p));
+    }
+    assert_memory_equal(c[0], c[1], bytes);
+    free(decoded);
+    free(a);
+    free(row);
+    free(c[0]);
+    free(c[1]);
+    free(blocks);
+}
+
+static void test_bf16_products_have_the_bits_of_decoded_weights(void **state) {
+    (void)state;
+    for (int threads = 1; threads < 3; threads++) {
+        carry_ctx *ctx = support_ctx(threads, NULL, NULL);
+        for (int i = 0; carry_bf16_at(i) != NULL; i++) {
+            const carry_bf16 *by = carry_bf16_at(i);
+            for (int f = 0; by->missing() == NULL && carry_quant_format_at(f) != NULL; f++) {
+                const carry_quant_format *format = carry_quant_format_at(f);
+                expect_bits_of_decoded(ctx, by, format, 33, 70, 300, CARRY_BF16);
+                expect_bits_of_decoded(ctx, by, format, 5, 37, 1031, CARRY_F32);
+                if (f == carry_quant_format_index(&carry_quant_q8_0)) {
+                    expect_bits_of_decoded(ctx, by, format, 7, 165, 4352, CARRY_F32);  /* two blocks of k */
+                    expect_bits_of_decoded(ctx, by, format, 7, 165, 3333, CARRY_BF16); /* and of rows */
+                }
+            }
+        }
+        carry_ctx_free(ctx);
+    }
+}
+
 static void test_embeddings_and_losses(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -228,6 +294,7 @@ int main(void) {
         cmocka_unit_test(test_kernels_take_any_codes),
         cmocka_unit_test(test_decoding_to_bf16_rounds_the_decoded_values),
         cmocka_unit_test(test_linear_maps_are_near_those_of_the_decoded_weight),
+        cmocka_unit_test(test_bf16_products_have_the_bits_of_decoded_weights),
         cmocka_unit_test(test_embeddings_and_losses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

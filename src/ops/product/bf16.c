@@ -13,6 +13,7 @@
 #include "ops/convert.h"
 #include "ops/product/kept.h"
 #include "ops/product/packed.h"
+#include "ops/quantised/rows.h"
 
 /* k of a block if c is f32. A panel of 12 columns of b then takes 48 KiB, about a first-level cache. */
 #define DEPTH 2048
@@ -35,6 +36,12 @@ _Static_assert(CARRY_PACKED_SUMS / WHOLE_LINES >= WHOLE_LINES + 16, "sums of a t
 /* Elements of a block of b, small enough that packed panels are still in a cache when they are used. */
 #define MOST_OF_B ((int64_t)1 << 21)
 #define PACK_PIECE ((int64_t)1 << 15)
+/* Columns of a quantised b that are decoded for a panel at a time, into 16 KiB of stack. */
+#define DECODED CARRY_QUANT_PAD
+/* Elements of a block of a quantised b for each thread: its panels stay in a second-level cache, where they are packed.
+   From LONG_K on, a is larger than the cache, and more panels of b share each block of its k. */
+#define DECODED_OF_B ((int64_t)1 << 18)
+#define LONG_K 4096
 #define TILE_PIECE_FLOPS 2000000
 
 typedef struct job {
@@ -50,6 +57,7 @@ typedef struct job {
     int64_t row_panels, column_panels;
     int64_t pack_a_from;             /* panels of b before this index are packed first; 0: they are already packed */
     int64_t tile_rows, tile_columns; /* in panels */
+    carry_quant_rows rows;           /* of a quantised b */
     int64_t row_tiles, column_tiles;
 } job;
 
@@ -67,6 +75,24 @@ static void pack_panel(const job *j, carry_bf16_pack pack, uint16_t *to, const c
     pack(to, (const uint16_t *)matrix->data + at, matrix->row, across, lines, j->k);
 }
 
+/* The same for a panel of a quantised b, whose lines are decoded first. While columns of a line are decoded, the next
+   ones of that line are fetched: a panel has more lines than processors can predict streams of addresses. */
+static void pack_decoded(const job *j, uint16_t *to, int64_t line, int64_t lines) {
+    uint16_t rows[WHOLE_PANEL * DECODED] __attribute__((aligned(64)));
+    for (int64_t l = 0; l < j->k; l += DECODED) {
+        const int64_t count = least(j->k - l, DECODED);
+        for (int64_t i = 0; i < lines; i++) {
+            if (l + count < j->k) {
+                carry_quant_rows_fetch(&j->rows, line + i, j->l + l + count, least(j->k - l - count, DECODED));
+            } else if (line + lines + i < j->p->n) {
+                carry_quant_rows_fetch(&j->rows, line + lines + i, j->l, least(j->k, DECODED));
+            }
+            carry_quant_rows_bf16(&j->rows, line + i, j->l + l, count, rows + i * DECODED);
+        }
+        j->by->pack_b(to + l * j->by->columns, rows, DECODED, false, lines, count);
+    }
+}
+
 static void pack_panels(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
@@ -77,7 +103,9 @@ static void pack_panels(void *argument, int64_t begin, int64_t end, int worker) 
         int64_t first = (of_b ? at : at - j->pack_a_from) * panel;
         int64_t lines = least((of_b ? j->n : j->m) - first, panel);
         uint16_t *to = (of_b ? j->b : j->a) + first * j->packed_k;
-        if (of_b) {
+        if (of_b && p->b.dtype == CARRY_QUANTISED) {
+            pack_decoded(j, to, j->j + first, lines);
+        } else if (of_b) {
             pack_panel(j, j->by->pack_b, to, &p->b, !p->b.transposed, j->j + first, lines);
         } else {
             pack_panel(j, j->by->pack_a, to, &p->a, p->a.transposed, j->i + first, lines);
@@ -283,7 +311,7 @@ static void run_block(carry_ctx *ctx, job *j, bool pack_a, bool pack_b, int thre
 }
 
 bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *p) {
-    bool fits = p->a.dtype == CARRY_BF16 && p->b.dtype == CARRY_BF16;
+    bool fits = p->a.dtype == CARRY_BF16 && (p->b.dtype == CARRY_BF16 || p->b.dtype == CARRY_QUANTISED);
     fits = fits && (p->c_dtype == CARRY_F32 || p->k <= WHOLE_DEPTH);
     return by != NULL && fits && p->m >= 4 && p->n >= 4 && p->k >= 16 &&
            (double)p->m * (double)p->n * (double)p->k >= 32.0 * 32.0 * 32.0;
@@ -298,6 +326,10 @@ static int64_t room_for_a(const carry_bf16 *by, const carry_mixed_product *p, in
     return b_is_kept ? elements : wanted <= elements / 4 * 3 ? wanted : elements / 2;
 }
 
+static int64_t of_decoded(int64_t depth, int threads) {
+    return depth < LONG_K ? least(threads * DECODED_OF_B, MOST_OF_B) : MOST_OF_B;
+}
+
 static bool run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by, const carry_mixed_product *p,
                 bool alone) {
     int64_t elements;
@@ -305,18 +337,23 @@ static bool run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *
     if (buffer == NULL) {
         return false;
     }
-    const uint16_t *kept = p->k <= WHOLE_DEPTH ? carry_kept_find(ctx, by, p) : NULL; /* of whole k */
+    const bool decodes = p->b.dtype == CARRY_QUANTISED;
+    const uint16_t *kept = p->k <= WHOLE_DEPTH && !decodes ? carry_kept_find(ctx, by, p) : NULL; /* of whole k */
     const int threads = alone ? 1 : carry_ctx_threads(ctx);
     int64_t blocks = p->c_dtype == CARRY_F32 && kept == NULL ? pieces(p->k, DEPTH) : 1;
-    int64_t depth = pieces(pieces(p->k, blocks), by->unit) * by->unit;
+    const int64_t unit = decodes ? CARRY_QUANT_PAD : by->unit; /* blocks of k start at whole blocks of a format */
+    const int64_t depth = pieces(pieces(p->k, blocks), unit) * unit;
     int64_t a_room = room_for_a(by, p, depth, elements, kept != NULL);
-    int64_t b_room = least(elements - a_room, MOST_OF_B);
+    int64_t b_room = least(elements - a_room, decodes ? of_decoded(depth, threads) : MOST_OF_B);
     int64_t most_m = a_room / (depth * by->rows) * by->rows;
     int64_t most_n = kept != NULL ? p->n : b_room / (depth * by->columns) * by->columns;
     if (most_m < 1 || most_n < 1) {
         return false;
     }
     job j = {.ctx = ctx, .kernels = kernels, .by = by, .p = p, .a = buffer, .b = buffer + a_room};
+    if (decodes) {
+        j.rows = carry_quant_rows_of(kernels, &p->b, p->n, p->k);
+    }
     j.panels = kept != NULL ? kept : j.b;
     bool a_stays = most_m >= p->m && depth >= p->k;
     const bool a_lasts = a_stays && !alone; /* the next product may reuse it */

@@ -11,6 +11,7 @@
 #include "ops/kernels/quant.h"
 #include "ops/product/bf16.h"
 #include "ops/product/packed.h"
+#include "ops/quantised/rows.h"
 
 /* FEW_SUMS: sums held at a time. FEW_PIECE: elements of the weight that are worth a thread. */
 #define FEW_SUMS 2048
@@ -160,38 +161,26 @@ bool carry_quantised_few_merged(carry_ctx *ctx, const carry_kernels *kernels, co
 }
 
 typedef struct decode_job {
-    const carry_kernels *kernels;
-    carry_tensor W;
-    int64_t first, columns, block;
+    carry_quant_rows rows;
+    int64_t first, columns;
     void *to;
     carry_dtype dtype;
-    carry_quant_bf16_function to_bf16; /* may be NULL */
 } decode_job;
 
 static void decode_rows(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const decode_job *j = argument;
-    float piece[1024]; /* whole blocks of every format */
     for (int64_t row = begin; row < end; row++) {
         if (j->dtype == CARRY_F32) {
-            carry_quant_decode(&j->W, j->first + row, 0, j->columns, (float *)j->to + row * j->columns);
-            continue;
-        }
-        uint16_t *to = (uint16_t *)j->to + row * j->columns;
-        int64_t at = 0;
-        if (j->to_bf16 != NULL) {
-            at = j->columns / j->block * j->block;
-            j->to_bf16(to, (const unsigned char *)j->W.data + (j->first + row) * j->W.stride[0], j->columns / j->block);
-        }
-        for (; at < j->columns; at += 1024) {
-            const int64_t count = least(j->columns - at, 1024);
-            carry_quant_decode(&j->W, j->first + row, at, count, piece);
-            j->kernels->bf16_from_f32(to + at, piece, count);
+            carry_quant_decode(&j->rows.W, j->first + row, 0, j->columns, (float *)j->to + row * j->columns);
+        } else {
+            carry_quant_rows_bf16(&j->rows, j->first + row, 0, j->columns, (uint16_t *)j->to + row * j->columns);
         }
     }
 }
 
-void carry_quantised_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_mixed_product *p) {
+/* Decodes some rows at a time, for a product with each part. */
+static void decoded_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_mixed_product *p) {
     const bool is_bf16 = p->a.dtype == CARRY_BF16 && carry_bf16_of(ctx) != NULL;
     const carry_dtype dtype = is_bf16 ? CARRY_BF16 : CARRY_F32;
     const size_t row = (size_t)p->k * carry_dtype_size(dtype);
@@ -201,25 +190,13 @@ void carry_quantised_products(carry_ctx *ctx, const carry_kernels *kernels, cons
     void *own = is_short ? carry_aligned_new(row) : NULL;
     const int64_t rows = decoded != NULL ? DECODED_ROWS : 1;
     void *to = decoded != NULL ? decoded : is_short ? own : one;
-    carry_tensor W = carry_view_2d((void *)(uintptr_t)p->b.data, CARRY_QUANTISED, p->n, p->k); /* only read */
+    decode_job j = {.rows = carry_quant_rows_of(kernels, &p->b, p->n, p->k), .columns = p->k, .to = to, .dtype = dtype};
     bool a_packed = p->a_packed != NULL && *p->a_packed;
-    W.stride[0] = p->b.row;
-    W.stride[1] = p->b.format;
-    const carry_quant_kernels *by = carry_quant_kernels_for(kernels->name);
-    const carry_quant_format *format = carry_quant_format_of(&W);
-    for (int64_t at = 0; to != NULL && at < p->n; at += rows) {
-        decode_job j = {.kernels = kernels,
-                        .W = W,
-                        .first = at,
-                        .columns = p->k,
-                        .block = format->block,
-                        .to = to,
-                        .dtype = dtype,
-                        .to_bf16 = by->bf16 != NULL ? by->bf16(format) : NULL};
+    for (; to != NULL && j.first < p->n; j.first += rows) {
         carry_mixed_product part = *p;
-        part.n = least(rows, p->n - at);
+        part.n = least(rows, p->n - j.first);
         part.b = (carry_matrix){.data = to, .dtype = dtype, .row = p->k, .transposed = true};
-        part.c = (char *)p->c + (size_t)at * carry_dtype_size(p->c_dtype);
+        part.c = (char *)p->c + (size_t)j.first * carry_dtype_size(p->c_dtype);
         part.a_packed = &a_packed;
         carry_parallel(ctx, part.n, DECODED_GRAIN, decode_rows, &j);
         carry_mixed_products(ctx, kernels, &part);
@@ -228,4 +205,16 @@ void carry_quantised_products(carry_ctx *ctx, const carry_kernels *kernels, cons
         *p->a_packed = a_packed && to != NULL;
     }
     free(own);
+}
+
+void carry_quantised_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_mixed_product *p) {
+    const carry_bf16 *bf16 = carry_bf16_of(ctx);
+    if (carry_bf16_pays(bf16, p)) {
+        CARRY_SPAN(ctx, "ops", "linear");
+        carry_span_work(ctx, 2.0 * (double)p->m * (double)p->n * (double)p->k, 0.0);
+        if (carry_bf16_run(ctx, kernels, bf16, p)) {
+            return;
+        }
+    }
+    decoded_products(ctx, kernels, p);
 }
