@@ -16,7 +16,7 @@ typedef struct stream_options {
     cli_texts prompts, loras;
     const char *model, *config, *codec, *text_encoder, *input, *size, *levels, *recompute, *topology, *device;
     const char *address, *token, *token_file, *record, *record_to, *out, *state;
-    bool demo, serve, headless, gate, supervise, no_clean, no_graphs, overwrite;
+    bool demo, serve, headless, gate, supervise, no_clean, no_graphs, fp8, overwrite;
     int64_t fail_memory, chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes,
         quality;
     double kv_bias, noise, shift, fps, strength, motion, slow_stage0, slow_stage1, change;

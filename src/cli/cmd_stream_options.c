@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cli/cmd_stream.h"
+#include "ops/fp8.h"
 #include "stream/stage.h"
 #include "stream/vocabulary.h"
 
@@ -212,6 +213,7 @@ static int take_options(stream_session *session) {
     o->chunks = given->chunks;
     o->batch = given->batch;
     o->no_graphs = given->no_graphs;
+    o->fp8 = given->fp8;
     o->strength = given->strength;
     o->motion = given->motion;
     o->slow_stage0 = 1e-3 * given->slow_stage0;
@@ -286,6 +288,16 @@ static int choose_device(stream_session *session) {
                       &session->pipeline.device);
 }
 
+static int check_fp8(const stream_session *session) {
+    const int device = session->pipeline.device;
+    char name[CLI_DEVICE];
+    const char *why;
+    if (!session->pipeline.fp8 || carry_fp8_is_fast(session->ctx, device, &why)) {
+        return CLI_DONE;
+    }
+    return cli_refuse("--fp8: %s does not multiply 8-bit floats: %s", cli_device_name(name, session->ctx, device), why);
+}
+
 int stream_prepare(stream_session *session) {
     carry_dit_config config;
     const stream_options *given = session->options;
@@ -296,6 +308,7 @@ int stream_prepare(stream_session *session) {
     code = code == CLI_DONE ? choose_model(session) : code;
     code = code == CLI_DONE ? take_options(session) : code;
     code = code == CLI_DONE ? choose_device(session) : code;
+    code = code == CLI_DONE ? check_fp8(session) : code;
     if (code == CLI_DONE) {
         choose_ranks(session);
     }

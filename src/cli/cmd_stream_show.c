@@ -52,11 +52,12 @@ void stream_show_start(stream_display *display, const stream_session *session) {
         return;
     }
     (void)printf("%s%s%s on %s: %lld blocks of %lld, %lld heads; %lld x %lld, chunks of %lld frames, a window of "
-                 "%lld%s%s\n",
+                 "%lld%s%s%s\n",
                  cli_bold(), session->model.folder[0] != '\0' ? session->model.folder : session->options->config,
                  cli_plain(), cli_device_name(device, session->ctx, o->device), (long long)c->num_layers,
                  (long long)c->dim, (long long)c->num_heads, (long long)o->width, (long long)o->height,
-                 (long long)o->chunk, (long long)o->window, is_random ? "\n" : "", is_random ? RANDOM : "");
+                 (long long)o->chunk, (long long)o->window, o->fp8 ? "; products in 8-bit floats" : "",
+                 is_random ? "\n" : "", is_random ? RANDOM : "");
     if (is_apart) {
         (void)printf("stage 0 and a mesh of %d; up to %d envelopes under way\n", ranks - 1, o->depth);
     } else {

@@ -35,6 +35,7 @@ typedef struct carry_device_product {
     /* With one_scale a_scales and b_scales are one scale each, for all elements, k is a multiple of 16, and elements
        may be e5m2, but not of both. */
     bool one_scale, a_is_e5m2, b_is_e5m2;
+    bool row_scales;  /* each row of a and of transposed b has one scale, [m] and [n]; k is a multiple of 16 */
     bool b_is_square; /* 128 rows of b have one scale: b_scales is [(n + 127) / 128, k / 128 rounded up to 4] */
     int ordinal;      /* the device's number in its backend */
     carry_stream *stream;

@@ -22,6 +22,7 @@
 #include "ops/device.h"
 #include "ops/experts.h"
 #include "ops/fp8.h"
+#include "ops/fp8_rows.h"
 #include "ops/picture.h"
 #include "ops/pool.h"
 #include "ops/sampler.h"
@@ -183,6 +184,10 @@ extern "C" {
     X(fp8_swiglu_backward, "bf16",                                                                                     \
       (carry_ctx * ctx, carry_tensor dgate, carry_tensor dup, carry_fp8 codes, carry_tensor dy, carry_tensor gate,     \
        carry_tensor up))                                                                                               \
+    X(fp8_rows_round, "bf16", (carry_ctx * ctx, carry_fp8_rows to, carry_tensor x))                                    \
+    X(fp8_rows_affine, "bf16",                                                                                         \
+      (carry_ctx * ctx, carry_tensor y, carry_fp8_rows x, carry_fp8_rows W, carry_tensor b,                            \
+       carry_activation activation, bool accumulate))                                                                  \
     X(quantised_pack, "quantised", (carry_ctx * ctx, carry_tensor W, const void *blocks))
 
 typedef struct carry_operators {

@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/span.h"
+#include "model/dit/dit_fp8.h"
 
 static bool frames_bytes(size_t *bytes, const carry_generator_options *o, int64_t channels, int64_t frames,
                          size_t unit) {
@@ -183,6 +184,7 @@ static carry_status put_text(carry_generator *g, const carry_tensor *c) {
 }
 
 carry_status carry_generator_reload(carry_generator *g) {
+    CARRY_TRY(carry_dit_fp8_refresh(g->dit));
     return g->text_rows > 0
                ? carry_dit_cache_text(g->cache, carry_view_2d(g->text, CARRY_F32, g->text_rows, g->config.text_dim))
                : CARRY_OK;

@@ -6,6 +6,7 @@
 
 #include "core/context.h"
 #include "core/memory.h"
+#include "model/dit/dit_fp8.h"
 #include "stream/handshake.h"
 #include "stream/mesh.h"
 #include "stream/stage.h"
@@ -187,6 +188,7 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                 generator.dtype));
     CARRY_TRY(o->model != NULL ? carry_dit_load(p->dit, o->model) : carry_dit_init(p->dit, WEIGHTS_SEED));
     CARRY_TRY(o->loras > 0 ? carry_dit_loras_new(p->dit, &p->loras, o->lora, o->loras) : CARRY_OK);
+    CARRY_TRY(o->fp8 ? carry_dit_fp8_open(p->dit) : CARRY_OK);
     CARRY_TRY(carry_generator_new(p->dit, &p->generator, &generator));
     mesh.loras = p->loras;
     return carry_mesh_new(p->ctx, &p->mesh, comm, p->generator, p->dit, &mesh);

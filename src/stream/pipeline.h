@@ -33,6 +33,7 @@ typedef struct carry_pipeline_options {
     int device;     /* the generator's device: a GPU computes in bf16; 0: the CPU, in f32 */
     int depth;      /* maximum number of envelopes in progress: 1 to 8 */
     bool no_graphs; /* carry_generator_options */
+    bool fp8;       /* products of blocks in 8-bit floats (model/dit/dit_fp8.h); needs a GPU that has them */
     /* For experiments: multiprocessors of the GPU on which stage 0, a rank of its own, decodes; the generator has the
        others. 0: both use all of them. */
     int multiprocessors;

@@ -6,6 +6,7 @@
 #include "backend_support.h"
 
 #include "ops/fp8.h"
+#include "ops/fp8_rows.h"
 
 /* A matrix of codes on both sides, in a tensor of bf16 of half the columns, and its scale. */
 typedef struct coded {
@@ -164,6 +165,49 @@ static void case_fp8_loss(carry_dtype type) {
     }
 }
 
+/* A matrix of codes with a scale for each row. */
+typedef struct coded_rows {
+    operand codes, scale;
+    int64_t rows, columns;
+} coded_rows;
+
+static coded_rows coded_rows_of(int64_t rows, int64_t columns) {
+    return (coded_rows){.codes = wanted(CARRY_BF16, 2, SHAPE(rows, columns / 2)),
+                        .scale = wanted(CARRY_F32, 1, &rows),
+                        .rows = rows,
+                        .columns = columns};
+}
+
+static carry_fp8_rows rows_on(const coded_rows *c, int side) {
+    return (carry_fp8_rows){.codes = c->codes.t[side].data,
+                            .scale = c->scale.t[side].data,
+                            .rows = c->rows,
+                            .columns = c->columns,
+                            .device = c->codes.t[side].device};
+}
+
+/* The last two have more columns than a thread block keeps in registers, and rows that are not a multiple of 16. */
+static const int64_t row_shapes[][3] = {{16, 16, 16}, {49, 80, 16}, {271, 64, 144}, {3, 8272, 32}, {5, 17000, 48}};
+
+static void case_fp8_rows(carry_dtype type) {
+    for (int s = 0; type == CARRY_BF16 && s < 3 * 5; s++, free_operands()) {
+        const int64_t m = row_shapes[s / 3][0], k = row_shapes[s / 3][1] / 16 * 16, n = row_shapes[s / 3][2];
+        operand x = given(type, 2, SHAPE(m, k), -8, 8), w = given(type, 2, SHAPE(n, k), -1, 1);
+        operand b = given(type, 1, &n, -1, 1), y = given(type, 2, SHAPE(m, n), -1, 1);
+        coded_rows of_x = coded_rows_of(m, k), of_w = coded_rows_of(n, k);
+        EACH_SIDE {
+            CALL(carry_fp8_rows_round(ctx, rows_on(&of_x, side), x.t[side]));
+            CALL(carry_fp8_rows_round(ctx, rows_on(&of_w, side), w.t[side]));
+            CALL(carry_fp8_rows_affine(ctx, y.t[side], rows_on(&of_x, side), rows_on(&of_w, side),
+                                       s % 3 == 2 ? (carry_tensor){0} : b.t[side],
+                                       s % 3 == 0 ? CARRY_GELU : CARRY_NO_ACTIVATION, s % 3 == 1));
+        }
+        compare("codes of rows", &of_x.codes, 0.0);
+        compare("scales of rows", &of_x.scale, 0.0);
+        compare("y", &y, (double)(k + 8) * 0x1p-13);
+    }
+}
+
 static void test_8_bit_operators_equal_the_cpu(void **state) {
     (void)state;
     for (device_tested = 1; device_tested < carry_device_count(); device_tested++) {
@@ -171,6 +215,7 @@ static void test_8_bit_operators_equal_the_cpu(void **state) {
         run_case("fp8_product", case_fp8_product, 3);
         run_case("fp8_writers", case_fp8_writers, 3);
         run_case("fp8_loss", case_fp8_loss, 3);
+        run_case("fp8_rows", case_fp8_rows, 3);
     }
     assert_int_equal(failures, 0);
 }

@@ -10,6 +10,7 @@
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "model/dit/dit_fp8.h"
 #include "model/dit/dit_names.h"
 #include "model/dit/dit_parts.h"
 #include "ops/sampler.h"
@@ -201,6 +202,7 @@ carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit
 void carry_dit_free(carry_dit *dit) {
     if (dit != NULL) {
         carry_comm_close(dit->far);
+        carry_dit_fp8_close(dit);
         carry_parameters_free(&dit->own);
         free(dit->block);
         free(dit);

@@ -129,6 +129,8 @@ typedef struct carry_dit_counts {
     double reduce_seconds;
 } carry_dit_counts;
 
+typedef struct carry_dit_fp8 carry_dit_fp8;
+
 typedef struct carry_dit {
     carry_ctx *ctx;
     carry_comm *mesh; /* NULL: no mesh; must outlive the model */
@@ -141,6 +143,7 @@ typedef struct carry_dit {
     carry_parameters own;
     int64_t (*block)[CARRY_DIT_SLOTS]; /* indices of parameters; -1: not in the model */
     int64_t outer[CARRY_DIT_OUTERS];
+    carry_dit_fp8 *fp8; /* NULL: no products in 8-bit floats (dit_fp8.h) */
     carry_dit_counts counts;
 } carry_dit;
 

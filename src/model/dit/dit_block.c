@@ -13,6 +13,7 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "core/threads.h"
+#include "model/dit/dit_fp8.h"
 
 enum { SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 };
 
@@ -138,8 +139,11 @@ carry_dit_rows carry_dit_rows_in(const carry_dit_room *room, const carry_dit *di
 static carry_status affine(const carry_dit_call *call, int64_t block, carry_dit_slot slot, carry_tensor y,
                            carry_tensor x, carry_activation activation, bool accumulate) {
     const carry_dit *dit = call->dit;
-    return carry_dit_affine(call->dit, y, x, dit->block[block][slot], dit->block[block][carry_dit_bias(slot)],
-                            activation, accumulate);
+    const int64_t bias = dit->block[block][carry_dit_bias(slot)];
+    bool done;
+    CARRY_TRY(carry_dit_fp8_affine(call, block, slot, 1, y, x, carry_dit_product(dit, bias, x.dtype), activation,
+                                   accumulate, &done));
+    return done ? CARRY_OK : carry_dit_affine(call->dit, y, x, dit->block[block][slot], bias, activation, accumulate);
 }
 
 static carry_status reduce(carry_dit *dit, carry_tensor sum, bool large) {
@@ -167,7 +171,10 @@ static carry_status row_split(const carry_dit_call *call, int64_t block, carry_d
     if (dit->mesh == NULL) {
         return affine(call, block, slot, y, x, CARRY_NO_ACTIVATION, false);
     }
-    CARRY_TRY(carry_linear(dit->ctx, y, x, carry_dit_product(dit, dit->block[block][slot], x.dtype), false));
+    bool done;
+    CARRY_TRY(carry_dit_fp8_affine(call, block, slot, 1, y, x, absent, CARRY_NO_ACTIVATION, false, &done));
+    CARRY_TRY(done ? CARRY_OK
+                   : carry_linear(dit->ctx, y, x, carry_dit_product(dit, dit->block[block][slot], x.dtype), false));
     CARRY_TRY(reduce(dit, y, true));
     return carry_add_bias(dit->ctx, y, carry_dit_product(dit, dit->block[block][carry_dit_bias(slot)], x.dtype));
 }
@@ -220,8 +227,11 @@ static carry_status products(const carry_dit_call *call, int64_t block, const ca
     carry_dit *dit = call->dit;
     if (r->qkv.data != NULL) {
         carry_tensor W, b;
+        bool done;
         carry_dit_qkv(dit, block, r->x.dtype, &W, &b);
-        return carry_affine(dit->ctx, r->qkv, r->h1, W, b, CARRY_NO_ACTIVATION, false);
+        CARRY_TRY(
+            carry_dit_fp8_affine(call, block, CARRY_DIT_Q, 3, r->qkv, r->h1, b, CARRY_NO_ACTIVATION, false, &done));
+        return done ? CARRY_OK : carry_affine(dit->ctx, r->qkv, r->h1, W, b, CARRY_NO_ACTIVATION, false);
     }
     CARRY_TRY(affine(call, block, CARRY_DIT_Q, r->q_in, r->h1, CARRY_NO_ACTIVATION, false));
     CARRY_TRY(affine(call, block, CARRY_DIT_K, r->k_in, r->h1, CARRY_NO_ACTIVATION, false));

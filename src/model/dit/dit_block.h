@@ -14,6 +14,7 @@
 
 #include "carry/attention.h"
 #include "carry/nn.h"
+#include "ops/fp8_rows.h"
 #include "ops/video.h"
 #include "core/tensor.h"
 #include "model/dit/dit_parts.h"
@@ -69,6 +70,7 @@ struct carry_dit_call {
     int64_t cross_groups;
     carry_dit_sees cross;
     carry_dit_few few;      /* keys 0: cross-attention by `cross` */
+    carry_fp8_rows codes;   /* memory for activations in 8-bit floats; absent: products are not in 8-bit floats */
     unsigned char *scratch; /* of carry_dit_call_threads, scratch_bytes each */
     size_t scratch_bytes;
 };

@@ -13,6 +13,7 @@
 #include "core/memory.h"
 #include "core/span.h"
 #include "core/tensor.h"
+#include "model/dit/dit_fp8.h"
 
 #define TAKE(arena, device, dtype, ...)                                                               \
     carry_arena_tensor(arena, device, dtype, (int)(sizeof(int64_t[]){__VA_ARGS__} / sizeof(int64_t)), \
@@ -90,6 +91,7 @@ static void lay_out(carry_dit_cache *cache, carry_arena *arena) {
         cache->few.out = TAKE(arena, device, dtype, c->num_layers * c->dim, c->num_heads * CARRY_DIT_FEW);
     }
     carry_dit_room_take(&cache->room, dit, arena, dtype, cache->tokens);
+    cache->codes = carry_dit_fp8_take(dit, arena, cache->tokens);
     cache->sums = TAKE(arena, device, CARRY_F32, 2 * cache->tokens);
     cache->table = beside(cache, arena, cache->host_table);
     cache->patches = beside(cache, arena, cache->host_patches);

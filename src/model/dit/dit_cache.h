@@ -32,6 +32,7 @@ struct carry_dit_cache {
     carry_tensor keys, values, text_keys, text_values;
     /* Memory of a forward: */
     carry_dit_room room;
+    carry_fp8_rows codes;              /* carry_dit_fp8_take */
     carry_tensor sums, table, patches; /* f32 */
     int64_t table_start, table_rows;   /* first frame and number of tokens in the table; 0 tokens: empty */
     carry_tensor sinusoid, time, projected, m, shift; /* for every chunk, f32; m: for two blocks; shift: for the head */

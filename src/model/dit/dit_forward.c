@@ -312,6 +312,7 @@ static carry_status run_blocks(const carry_dit_chunks *chunks) {
                                  .cross_groups = 1,
                                  .cross = see_text,
                                  .few = cache->few,
+                                 .codes = cache->codes,
                                  .scratch = cache->attention,
                                  .scratch_bytes = cache->attention_bytes};
     carry_dit_rows rows = carry_dit_rows_in(&cache->room, dit, chunks->tokens);

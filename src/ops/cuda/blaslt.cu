@@ -202,8 +202,9 @@ static bool set_bias(const blaslt *lt, const plan *made, const carry_device_prod
 
 /* The scales of 8-bit floats, whose pointers differ in every call too. */
 static bool set_scales(const blaslt *lt, const plan *made, const carry_device_product *p) {
-    const int32_t row =
-        p->one_scale ? CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    const int32_t row = p->one_scale    ? CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F
+                        : p->row_scales ? CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+                                        : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
     const int32_t first = p->b_is_square ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F : row;
     const struct {
         cublasLtMatmulDescAttributes_t which;

@@ -50,6 +50,7 @@ static carry_device_product key_of(const carry_device_product *p, bool has_works
     key.gelu = p->gelu;
     key.b_is_square = p->b_is_square;
     key.one_scale = p->one_scale;
+    key.row_scales = p->row_scales;
     key.a_is_e5m2 = p->a_is_e5m2;
     key.b_is_e5m2 = p->b_is_e5m2;
     key.a_scales = p->a_scales != NULL ? (const float *)(uintptr_t)1 : NULL;

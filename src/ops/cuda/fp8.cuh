@@ -93,13 +93,18 @@ struct fp8_largest {
             high = max(high, word[i] & 0x7fff0000u);
         }
     }
-    /* Called by all threads of a warp. The order of threads does not matter for a maximum. */
-    __device__ __forceinline__ void record(float *scale) const {
+    /* The largest of a warp, as the bits of f32. Called by all of its threads; their order does not matter for a
+       maximum. */
+    __device__ __forceinline__ unsigned of_warp() const {
         unsigned most = max(low << 16, high);
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
             most = max(most, __shfl_xor_sync(0xffffffffu, most, step));
         }
+        return most;
+    }
+    __device__ __forceinline__ void record(float *scale) const {
+        const unsigned most = of_warp();
         unsigned *to = (unsigned *)&scale[CARRY_FP8_LARGEST];
         if (threadIdx.x % 32 == 0 && most > __ldcg(to)) {
             atomicMax(to, most);
