@@ -61,7 +61,7 @@ carry_status carry_fp8_rows_affine(carry_ctx *ctx, carry_tensor y, carry_fp8_row
     if ((activation != CARRY_NO_ACTIVATION && activation != CARRY_GELU) ||
         (accumulate && activation != CARRY_NO_ACTIVATION)) {
         return carry_fail(ctx, CARRY_EARGUMENT,
-                          "a product in 8-bit floats has no activation or GELU; what is added to y has none");
+                          "a product in 8-bit floats may have GELU as its activation, and none if it is added to y");
     }
     return operators->fp8_rows_affine(ctx, y, x, W, b, activation, accumulate);
 }

@@ -30,8 +30,8 @@ typedef struct carry_fp8_rows {
 carry_status carry_fp8_rows_round(carry_ctx *ctx, carry_fp8_rows to, carry_tensor x);
 /* y = f(x W^T + b), or y += x W^T + b: as carry_affine, with x [T, in] and W [out, in] in 8-bit floats. y and b are
    bf16, b may be absent, sums are f32, and a result is rounded once on the CPU (on a GPU up to three times, if cuBLASLt
-   does not have the product with bias and activation). out is a multiple of 16. The activation is none or
-   CARRY_GELU. */
+   cannot add the bias and apply the activation itself). out is a multiple of 16. The activation is
+   CARRY_NO_ACTIVATION or CARRY_GELU. */
 carry_status carry_fp8_rows_affine(carry_ctx *ctx, carry_tensor y, carry_fp8_rows x, carry_fp8_rows W, carry_tensor b,
                                    carry_activation activation, bool accumulate);
 
