@@ -266,6 +266,38 @@ static void test_a_full_folder_keeps_what_was_used_last(void **state) {
     close_bench(&b);
 }
 
+/* A conversation of two turns is least recently used, and space is needed for one other turn: the end of the
+   conversation is evicted, not its beginning, which is older, but on which the rest builds. */
+static void test_a_full_folder_evicts_the_end_of_a_conversation(void **state) {
+    (void)state;
+    int32_t ids[CONTEXT];
+    uint64_t random = 67;
+    char path[CARRY_FILE_PATH];
+    bench b;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    open_bench(&b, true, false, &cached);
+    temporary(&b, path, "cache");
+    close_bench(&b);
+    carry_prefix_options files = {.device_bytes = SIZE_MAX, .folder = path, .folder_bytes = 1 << 20};
+    static const struct {
+        int64_t from, count;
+        bool is_known;
+    } texts[] = {{0, 300, false}, {0, 600, true}, {1000, 300, false}, {0, 300, true}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        (void)usleep(20000); /* the times of files differ */
+        open_bench(&b, true, false, &files);
+        if (i == 2) {
+            files.folder_bytes = carry_scheduler_statistics(b.scheduler).cache.file_bytes;
+            close_bench(&b);
+            open_bench(&b, true, false, &files);
+        }
+        engine_text text = run(&b, ids + texts[i].from, texts[i].count, 4, 0, false);
+        assert_int_equal(text.cached > 0, texts[i].is_known);
+        engine_text_free(&text);
+        close_bench(&b);
+    }
+}
+
 /* A killed process leaves an unfinished file, which the next start deletes if it is old. Files whose names are not
    those of this model stay. */
 static void test_unfinished_files_are_deleted(void **state) {
@@ -305,6 +337,7 @@ int main(void) {
         cmocka_unit_test(test_a_full_folder_leaves_texts_right),
         cmocka_unit_test(test_a_full_folder_keeps_what_the_newest_turn_builds_on),
         cmocka_unit_test(test_a_full_folder_keeps_what_was_used_last),
+        cmocka_unit_test(test_a_full_folder_evicts_the_end_of_a_conversation),
         cmocka_unit_test(test_unfinished_files_are_deleted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
