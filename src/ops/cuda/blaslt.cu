@@ -280,10 +280,12 @@ static uint32_t setting(const blaslt *lt, const cublasLtMatmulAlgo_t *algorithm,
     return value;
 }
 
-/* Chooses the tile that fills the GPU best (blaslt_tiles.cuh), for products with a bias, as in transformers. */
+/* Chooses the tile that fills the GPU best (blaslt_tiles.cuh), for products with a bias, as in transformers; not of
+   8-bit floats, for which no tile was measured. */
 static void fit_tile(const blaslt *lt, plan *made, const carry_device_product *p) {
     int major = 0, units = 0;
-    if (p->bias == NULL || p->count != 1 || p->type == CARRY_F32 || p->a_transposed || !p->b_transposed ||
+    if (p->bias == NULL || p->a_scales != NULL || p->count != 1 || p->type == CARRY_F32 || p->a_transposed ||
+        !p->b_transposed ||
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, p->ordinal) != cudaSuccess || major != 9 ||
         cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, p->ordinal) != cudaSuccess || units < 1) {
         return;

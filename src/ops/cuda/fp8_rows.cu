@@ -1,5 +1,7 @@
 /* Products in 8-bit floats with a scale for each row (ops/fp8_rows.h) on NVIDIA GPUs: rounding in one pass over memory,
    and products through cuBLASLt. */
+#include <limits.h>
+
 #include "ops/cuda/fp8.cuh"
 
 extern "C" {
