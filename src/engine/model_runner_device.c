@@ -75,8 +75,10 @@ static carry_status open_kernels(carry_model_runner *r) {
                                                  .last = r->last_there,
                                                  .sequences = (int)(sizes->sequences < most ? sizes->sequences : most)},
                                        .same_bits = r->same_bits};
-    /* The kernel of a whole step reads only the usual types; the chain reads all. */
-    const bool is_usual = r->types.kv == CARRY_BF16 && r->types.state == CARRY_F32;
+    /* The kernel of a whole step reads only the usual types; the chain reads all. A model without attention has no keys
+       and values. */
+    const bool has_usual_kv = r->types.kv == CARRY_BF16 || sizes->page_bytes == 0;
+    const bool is_usual = has_usual_kv && r->types.state == CARRY_F32;
     if (!r->same_bits && is_usual) {
         CARRY_TRY(carry_decode_open(&r->decode, r->lm, r->pool, r->wide, &options));
     }
