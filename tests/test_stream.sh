@@ -77,6 +77,7 @@ what_it_refuses() {
     expect 2 'such as 64x64' stream --config shapes --size -64x64
     expect 2 'a mesh of 4 does not divide 6 heads' --ranks 5 stream --config shapes
     expect 2 'needs a number' stream --config shapes --kv-bias nan
+    expect 2 '^carry: --fp8: .*does not multiply 8-bit floats' stream $small --chunks 1 --fp8 --device cpu
     expect 2 'kv_bias is 0' stream --config shapes --kv-bias 0
     expect 2 'noise is -1' stream --config shapes --noise -1
     expect 2 'steps is' stream --config shapes --levels 800,900

@@ -237,7 +237,7 @@ static int parse(stream_options *given, int count, char **arguments) {
         {"no-graphs", 0, CLI_FLAG, &given->no_graphs, NULL,
          "on a GPU, launch kernels one by one; a mesh adds through host memory"},
         {"fp8", 0, CLI_FLAG, &given->fp8, NULL,
-         "on a GPU, multiply in 8-bit floats in the model's blocks: less accurate"},
+         "on a Hopper GPU, multiply in 8-bit floats in the model's blocks: less accurate"},
         {"gate", 0, CLI_FLAG, &given->gate, NULL, "exit with 1 if the overlap score is below 0.30"},
         {"trace", 0, CLI_TEXT, &trace, "FILE", "write a trace, as carry profile does"},
         {"supervise", 0, CLI_FLAG, &given->supervise, NULL, "restart the stream, with a hard cut, when it fails"},

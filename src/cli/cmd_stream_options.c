@@ -292,7 +292,7 @@ static int check_fp8(const stream_session *session) {
     const int device = session->pipeline.device;
     char name[CLI_DEVICE];
     const char *why;
-    if (!session->pipeline.fp8 || carry_fp8_is_fast(session->ctx, device, &why)) {
+    if (!session->pipeline.fp8 || carry_fp8_is_fast(session->ctx, device, true, &why)) {
         return CLI_DONE;
     }
     return cli_refuse("--fp8: %s does not multiply 8-bit floats: %s", cli_device_name(name, session->ctx, device), why);

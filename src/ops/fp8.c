@@ -134,7 +134,7 @@ carry_status carry_fp8_swiglu_backward(carry_ctx *ctx, carry_tensor dgate, carry
     return operators->fp8_swiglu_backward(ctx, dgate, dup, codes, dy, gate, up);
 }
 
-bool carry_fp8_is_fast(carry_ctx *ctx, int device, const char **why) {
+bool carry_fp8_is_fast(carry_ctx *ctx, int device, bool by_rows, const char **why) {
     const carry_operators *operators;
     int ordinal;
     *why = "it has no instructions for them";
@@ -142,6 +142,6 @@ bool carry_fp8_is_fast(carry_ctx *ctx, int device, const char **why) {
         operators->fp8_absence == NULL) {
         return false;
     }
-    *why = operators->fp8_absence(ctx, ordinal);
+    *why = operators->fp8_absence(ctx, ordinal, by_rows);
     return *why == NULL;
 }

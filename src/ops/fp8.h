@@ -67,9 +67,10 @@ carry_status carry_fp8_swiglu(carry_ctx *ctx, carry_tensor y, carry_fp8 codes, c
 carry_status carry_fp8_swiglu_backward(carry_ctx *ctx, carry_tensor dgate, carry_tensor dup, carry_fp8 codes,
                                        carry_tensor dy, carry_tensor gate, carry_tensor up);
 
-/* True if the device multiplies 8-bit floats: a GPU of compute capability 8.9 or newer with cuBLASLt. Otherwise *why is
-   the reason. The operators above work on every device, but slowly. */
-bool carry_fp8_is_fast(carry_ctx *ctx, int device, const char **why);
+/* True if the device multiplies 8-bit floats: a GPU of compute capability 8.9 or newer with cuBLASLt; by_rows, with a
+   scale for each row (ops/fp8_rows.h): of compute capability 9.0. Otherwise *why is the reason. The operators work on
+   every device, but slowly. */
+bool carry_fp8_is_fast(carry_ctx *ctx, int device, bool by_rows, const char **why);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 /* Products in 8-bit floats with a scale for each row: checks, and the operators on the CPU, which are the specification
-   of the kernels on GPUs. */
+   of the kernels on GPUs, up to the sign of a code of zero. */
 #include "ops/fp8_rows.h"
 
 #include <math.h>

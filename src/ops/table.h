@@ -206,9 +206,9 @@ typedef struct carry_operators {
     /* True if steps of a few tokens read quantised matrices without decoding them first; models then keep them
        quantised. NULL: false. */
     bool (*reads_quantised)(int ordinal);
-    /* Why products of 8-bit floats are slow on the device, or NULL if they are fast (carry_fp8_is_fast). NULL as an
-       entry: they are slow. */
-    const char *(*fp8_absence)(carry_ctx *ctx, int ordinal);
+    /* Why products of 8-bit floats, or those with a scale for each row, are slow on the device; NULL if they are fast
+       (carry_fp8_is_fast). NULL as an entry: they are slow. */
+    const char *(*fp8_absence)(carry_ctx *ctx, int ordinal, bool by_rows);
 } carry_operators;
 
 /* Finds the table of a device; *ordinal, unless NULL, is set to the device's number in its backend.

@@ -283,8 +283,9 @@ static carry_status use_lora(carry_mesh *mesh) {
     }
     CARRY_SPAN(mesh->ctx, "stream", "LoRA");
     CARRY_TRY(carry_dit_loras_use(mesh->options.loras, (int)mesh->lora));
+    CARRY_TRY(carry_generator_reload(mesh->generator));
     mesh->lora_used = mesh->lora;
-    return carry_generator_reload(mesh->generator);
+    return CARRY_OK;
 }
 
 static carry_status infer(carry_mesh *mesh, carry_result *result, carry_generator_times *times, carry_envelope *e) {

@@ -260,7 +260,8 @@ static carry_status run_part(part *p) {
 static carry_status shake_hands(part *p) {
     const carry_pipeline_options *o = p->options;
     char build[64];
-    (void)snprintf(build, sizeof build, "%s %lld%s, batch %lld, shift %.9g, %s", carry_recompute_name(o->recompute),
+    (void)snprintf(build, sizeof build, "%s%s %lld%s, batch %lld, shift %.9g, %s", o->fp8 ? "fp8 " : "",
+                   carry_recompute_name(o->recompute),
                    (long long)(o->recompute != CARRY_RECOMPUTE_OFF ? o->context : 0), o->clean_pass ? ", clean" : "",
                    (long long)o->batch, o->shift, p->groups.with_stage ? "pipeline" : "mesh");
     const carry_handshake mine = {

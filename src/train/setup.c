@@ -136,7 +136,7 @@ static carry_status make_model(carry_training *t) {
 static carry_status check_fp8(const carry_training *t) {
     carry_device_properties about = {CARRY_INIT(carry_device_properties)};
     const char *why = NULL;
-    if (t->options.fp8[0] == '\0' || t->hooks->slow_fp8 || carry_fp8_is_fast(t->ctx, t->hooks->device, &why)) {
+    if (t->options.fp8[0] == '\0' || t->hooks->slow_fp8 || carry_fp8_is_fast(t->ctx, t->hooks->device, false, &why)) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_device_properties_of(t->ctx, &about, t->hooks->device));

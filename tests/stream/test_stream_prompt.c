@@ -6,6 +6,7 @@
 #include "carry/device.h"
 #include "core/crc32c.h"
 #include "model/dit/dit.h"
+#include "model/dit/dit_fp8.h"
 #include "stream/generator.h"
 #include "stream/mesh.h"
 
@@ -28,9 +29,12 @@ typedef struct latents {
     bool is_again;
 } latents;
 
+/* RELOADED: the weights change after they were rounded to 8 bits and the generator was made. */
+typedef enum products { PLAIN, IN_8_BITS, RELOADED } products;
+
 /* Generates chunks 0 to 2 with the first text. Chunk 1 gets the second text at the `at`-th question; if `at` is below
    0, with its envelope; if above STEPS, never. */
-static void generate(carry_ctx *ctx, int device, int at, latents *out) {
+static void generate_by(carry_ctx *ctx, int device, int at, products by, latents *out) {
     const carry_dit_config config = small_stream().config;
     static uint16_t text[2][TEXT], noise[COUNT];
     int64_t steps[STEPS] = {1000, 750, 400};
@@ -42,13 +46,18 @@ static void generate(carry_ctx *ctx, int device, int at, latents *out) {
                                              .chunk = FRAMES,
                                              .window = 6,
                                              .shift = 3.0,
-                                             .dtype = device == 0 ? CARRY_F32 : CARRY_BF16};
+                                             .dtype = device == 0 && by == PLAIN ? CARRY_F32 : CARRY_BF16};
     for (int i = 0; i < 2; i++) {
         assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(text[i], CARRY_BF16, TEXT), 8, (uint64_t)i, 0, 1));
     }
     assert_ok(ctx, carry_dit_new_for(ctx, &dit, &config, NULL, device, NULL, options.dtype));
-    assert_ok(ctx, carry_dit_init(dit, 3));
+    assert_ok(ctx, carry_dit_init(dit, by == RELOADED ? 4 : 3));
+    assert_ok(ctx, by == PLAIN ? CARRY_OK : carry_dit_fp8_open(dit));
     assert_ok(ctx, carry_generator_new(dit, &g, &options));
+    if (by == RELOADED) {
+        assert_ok(ctx, carry_dit_init(dit, 3));
+        assert_ok(ctx, carry_generator_reload(g));
+    }
     for (int k = 0; k < CHUNKS_RUN; k++) {
         carry_result result;
         carry_generator_times times;
@@ -85,6 +94,10 @@ static void generate(carry_ctx *ctx, int device, int at, latents *out) {
     carry_dit_free(dit);
 }
 
+static void generate(carry_ctx *ctx, int device, int at, latents *out) {
+    generate_by(ctx, device, at, PLAIN, out);
+}
+
 static bool same(const latents *a, const latents *b, int chunk) {
     return memcmp(a->chunk[chunk], b->chunk[chunk], sizeof a->chunk[chunk]) == 0;
 }
@@ -109,6 +122,22 @@ static void test_a_late_prompt_is_that_of_the_steps_which_are_left(void **state)
         assert_false(same(&late[2], &late[1], 1));
         assert_true(same(&late[STEPS], &late[STEPS - 1], 1)); /* after the last step: that step is repeated */
         assert_true(same(&late[STEPS], &late[STEPS - 1], 2));
+    }
+    carry_ctx_free(ctx);
+}
+
+static void test_weights_in_8_bits_follow_the_weights(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    static latents plain, in_8_bits, reloaded;
+    for (int device = 0; device < carry_device_count(); device++) {
+        generate(ctx, device, STEPS + 1, &plain);
+        generate_by(ctx, device, STEPS + 1, IN_8_BITS, &in_8_bits);
+        generate_by(ctx, device, STEPS + 1, RELOADED, &reloaded);
+        for (int k = 0; k < CHUNKS_RUN; k++) {
+            assert_false(same(&in_8_bits, &plain, k));
+            assert_true(same(&in_8_bits, &reloaded, k));
+        }
     }
     carry_ctx_free(ctx);
 }
@@ -307,6 +336,7 @@ static void test_prompts_may_change_at_any_time(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_late_prompt_is_that_of_the_steps_which_are_left),
+        cmocka_unit_test(test_weights_in_8_bits_follow_the_weights),
         cmocka_unit_test(test_the_newest_of_several_late_prompts_is_taken_at_once),
         cmocka_unit_test(test_the_next_chunk_shows_a_prompt),
         cmocka_unit_test(test_prompts_may_change_at_any_time),

@@ -8,11 +8,12 @@
 #include "model/dit/dit_block.h"
 #include "ops/fp8_rows.h"
 
-/* Rounds the weights, in memory of their own beside those in bf16. Caches that are made afterwards use them, if their
+/* Rounds the weights, in memory of their own beside those in bf16, before any cache is made. Caches use them if their
    type is bf16. Fails if a width is not a multiple of 16. */
 carry_status carry_dit_fp8_open(carry_dit *dit);
 /* Rounds the weights again, after they have changed. Does nothing for a model without 8-bit products. */
 carry_status carry_dit_fp8_refresh(carry_dit *dit);
+/* After every cache has been freed. */
 void carry_dit_fp8_close(carry_dit *dit);
 
 /* Memory for the activations of one product of `most` tokens; absent without 8-bit products. */

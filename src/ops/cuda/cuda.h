@@ -24,8 +24,8 @@ carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *produ
 
 /* True if the library is there. */
 bool carry_cuda_has_blaslt(carry_ctx *ctx);
-/* fp8.cu: why the GPU does not multiply 8-bit floats fast; NULL: it does. */
-const char *carry_cuda_fp8_absence(carry_ctx *ctx, int ordinal);
+/* fp8.cu: why the GPU does not multiply 8-bit floats fast, or not with a scale for each row; NULL: it does. */
+const char *carry_cuda_fp8_absence(carry_ctx *ctx, int ordinal, bool by_rows);
 
 /* sums.cu: to[i] += the sum over b < blocks, in their order, of from[b * stride + i], for i < n. */
 carry_status carry_cuda_add_blocks(carry_ctx *ctx, carry_tensor to, const float *from, int64_t blocks, int64_t n,

@@ -175,12 +175,15 @@ extern "C" carry_status carry_cuda_fp8_product(carry_ctx *ctx, carry_tensor c, c
     return launched(ctx, at, "a product of 8-bit floats cannot be launched");
 }
 
-extern "C" const char *carry_cuda_fp8_absence(carry_ctx *ctx, int ordinal) {
+extern "C" const char *carry_cuda_fp8_absence(carry_ctx *ctx, int ordinal, bool by_rows) {
     int major = 0, minor = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) != cudaSuccess ||
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) != cudaSuccess ||
         major * 10 + minor < 89) {
         return "its compute capability is below 8.9";
+    }
+    if (by_rows && major != 9) {
+        return "cuBLASLt takes a scale for each row on GPUs of compute capability 9.0 alone";
     }
     return carry_cuda_has_blaslt(ctx) ? NULL : "cuBLASLt was not found";
 }

@@ -5,13 +5,14 @@
 #include "ops/kernels/bf16.h"
 #include "ops/linear.h"
 
-/* True if both operands are bf16, the product is large enough that packing pays, and k is not too long for a 16-bit c.
-   False if by is NULL. */
+/* True if a is bf16 and b is bf16, or quantised and transposed, the product is large enough that packing pays, and k is
+   not too long for a 16-bit c. False if by is NULL. */
 bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *product);
 
-/* Multiplies bf16 operands of any size (k at least 1). The bits are the same for every number of threads. A task of
-   the context's pool may call it; then it runs on that thread. Returns false, and does nothing, if the buffer for
-   panels cannot be allocated or is too small for this k. */
+/* Multiplies operands of any size (k at least 1): a is bf16; b is bf16, or quantised and transposed, and then decoded
+   where it is packed. The bits are the same for every number of threads. A task of the context's pool may call it; then
+   it runs on that thread. Returns false, and does nothing, if the buffer for panels cannot be allocated or is too small
+   for this k. */
 bool carry_bf16_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
                     const carry_mixed_product *product);
 
