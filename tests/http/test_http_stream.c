@@ -2,7 +2,8 @@
 #include "http_held.h"
 
 #define PIECE 4096
-#define PIECES 500 /* 2 MB: more than the queue and the sockets' buffers hold */
+#define MOST_PIECES 16384 /* 64 MB: more than the queue and the sockets' buffers hold */
+#define PIECES_AFTER 200  /* after the queue was full for the first time */
 #define QUEUE (64 << 10)
 
 static void get_events(void *user, carry_http_response *response, const carry_http_request *request) {
@@ -130,61 +131,62 @@ static void piece_of(unsigned char *bytes, int number) {
     }
 }
 
-/* Writes all pieces and waits whenever the queue is full; returns how often it waited. */
-static int write_pieces(held *h) {
+typedef struct writing {
+    held held;
+    signal_flag full;
+    int pieces; /* that were written */
+} writing;
+
+/* Writes until the queue is full, then PIECES_AFTER more, and waits whenever it is full. */
+static void *write_pieces(void *user) {
+    writing *w = user;
     unsigned char bytes[PIECE];
-    int waits = 0;
-    for (int i = 0; i < PIECES;) {
-        piece_of(bytes, i);
-        carry_http_sent sent = carry_http_write(h->response, bytes, PIECE);
+    int waits = 0, end = MOST_PIECES;
+    assert_int_equal(carry_http_begin(w->held.response, 200, "application/octet-stream"), CARRY_HTTP_QUEUED);
+    while (w->pieces < end) {
+        piece_of(bytes, w->pieces);
+        const carry_http_sent sent = carry_http_write(w->held.response, bytes, PIECE);
         assert_int_not_equal(sent, CARRY_HTTP_GONE);
         if (sent == CARRY_HTTP_QUEUED) {
-            i++;
-        } else {
-            assert_true(flag_wait(&h->drained, ++waits));
+            w->pieces++;
+            continue;
         }
+        if (waits == 0) {
+            end = w->pieces + PIECES_AFTER;
+            flag_raise(&w->full);
+        }
+        assert_true(flag_wait(&w->held.drained, ++waits));
     }
-    return waits;
-}
-
-static void *write_all(void *user) {
-    held *h = user;
-    assert_int_equal(carry_http_begin(h->response, 200, "application/octet-stream"), CARRY_HTTP_QUEUED);
-    int *waits = malloc(sizeof *waits);
-    assert_non_null(waits);
-    *waits = write_pieces(h);
-    carry_http_end(h->response);
-    return waits;
+    carry_http_end(w->held.response);
+    return NULL;
 }
 
 static void test_a_slow_reader_gets_everything_through_a_bounded_queue(void **state) {
     (void)state;
     site s;
-    held h = new_held();
-    carry_http_options options = options_of(&h);
+    writing w = {.held = new_held(), .full = SIGNAL_FLAG};
+    carry_http_options options = options_of(&w.held);
     site_open(&s, &options);
-    int to = begin(&s, &h);
+    int to = begin(&s, &w.held);
     pthread_t writer;
-    assert_int_equal(pthread_create(&writer, NULL, write_all, &h), 0);
-    static char text[PIECES * PIECE + (1 << 20)];
+    assert_int_equal(pthread_create(&writer, NULL, write_pieces, &w), 0);
+    static char text[MOST_PIECES * (PIECE + 16) + (1 << 20)];
     size_t length = 0;
+    assert_true(flag_wait(&w.full, 1));                     /* the writer has to wait: the queue is bounded */
     for (ssize_t got = 1; got > 0; length += (size_t)got) { /* a little at a time */
         got = hear(to, text + length, length < 100000 ? 1000 : 10000, PATIENCE);
         assert_true(got >= 0);
     }
-    void *waits;
-    assert_int_equal(pthread_join(writer, &waits), 0);
-    assert_true(*(int *)waits > 0); /* the writer had to wait: the queue is bounded */
-    free(waits);
+    assert_int_equal(pthread_join(writer, NULL), 0);
     text[length] = '\0';
     char *body = strstr(text, "\r\n\r\n") + 4;
-    assert_int_equal(join_chunks(body, length - (size_t)(body - text)), (size_t)PIECES * PIECE);
-    for (int i = 0; i < PIECES; i++) {
+    assert_int_equal(join_chunks(body, length - (size_t)(body - text)), (size_t)w.pieces * PIECE);
+    for (int i = 0; i < w.pieces; i++) {
         unsigned char expected[PIECE];
         piece_of(expected, i);
         assert_memory_equal(body + (size_t)i * PIECE, expected, PIECE);
     }
-    assert_int_equal(h.gone.count, 0);
+    assert_int_equal(w.held.gone.count, 0);
     (void)close(to);
     site_close(&s);
 }
