@@ -309,8 +309,10 @@ def full_queues_get_429():
 
 def sigterm_drains():
     with serve("--context", "100000") as s:
+        held = s.begin(CHAT, {"messages": HI, "max_tokens": 90000, "stream": True, "ignore_eos": True})
         events = s.events(CHAT, {"messages": HI, "max_tokens": 3000, "ignore_eos": True})
         next(events)
+        s.until(lambda m: m["carry_requests_active"] >= 1, "one runs")
         s.process.send_signal(signal.SIGTERM)
         until = time.monotonic() + PATIENCE
         while s.ask("GET", "/health")[0] == 200:
@@ -318,6 +320,7 @@ def sigterm_drains():
         got, headers, _ = s.ask("POST", CHAT, {"messages": HI})
         assert got == 503 and headers["Retry-After"]
         assert list(events)[-1] == "[DONE]"
+        held.close()
         assert s.process.wait(PATIENCE) == 0
     with serve("--context", "200000") as s:
         connection = s.begin(CHAT, {"messages": HI, "max_tokens": 190000, "ignore_eos": True})

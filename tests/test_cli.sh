@@ -113,15 +113,18 @@ expect 0 "left out" check scan:diagonal:deep:t50:n4
 refused "does not hold" check scan:diagonal:deep:t50:n4:algo=matmul_log
 
 # Wisdom: damaged, another machine's, unwritable: a word, and the work goes on.
-# Processes that measure at the same time keep each other's plans.
+# Processes that measure at the same time keep each other's plans, except that one that waited too long for the
+# lock, and says so, may lose its own and another's.
 rm -f "$folder/wisdom"
 workers=
 for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
-    "$carry" plan --measure --wisdom "$folder/wisdom" scan:dense:t$((8 * i)):n2 > /dev/null 2>&1 &
+    "$carry" plan --measure --wisdom "$folder/wisdom" scan:dense:t$((8 * i)):n2 > /dev/null 2> "$folder/plan-$i" &
     workers="$workers $!"
 done
 for worker in $workers; do wait "$worker"; done
-[ "$(grep -c '^plan ' "$folder/wisdom")" = 12 ] || { echo "FAILED: $(grep -c '^plan ' "$folder/wisdom") of 12 plans were kept"; failures=$((failures + 1)); }
+late=$(grep -l 'cannot be locked' "$folder"/plan-* | wc -l)
+[ "$(grep -c '^plan ' "$folder/wisdom")" -ge $((12 - 2 * late)) ] || {
+    echo "FAILED: $(grep -c '^plan ' "$folder/wisdom") of 12 plans were kept, $late came too late"; failures=$((failures + 1)); }
 rm -f "$folder/wisdom.lock"
 echo "not wisdom" > "$folder/wisdom"
 expect 0 "is ignored: line 1" plan scan:dense:t64:n8

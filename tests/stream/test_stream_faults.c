@@ -507,7 +507,7 @@ static carry_status takes_its_time(scene *s, carry_comm *comm, carry_link *link)
         TRY(put(comm, link, &e));
         TRY(get(s, link, &message));
         EXPECT(comm, message.kind == CARRY_MESSAGE_RESULT, "message %d: %s", (int)message.kind, s->told);
-        nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+        nanosleep(&(struct timespec){.tv_sec = 4}, NULL);
     }
     return finish(s, comm, link, 2);
 }
@@ -515,7 +515,7 @@ static carry_status takes_its_time(scene *s, carry_comm *comm, carry_link *link)
 static void test_ends_that_take_turns_do_not_miss_each_other(void **state) {
     (void)state;
     char message[512];
-    scene s = {.script = takes_its_time, .slow = 2.0, .deadline = 6.0};
+    scene s = {.script = takes_its_time, .slow = 4.0, .deadline = 12.0};
     const carry_status status = run_ranks(3, &world, scene_rank, &s, message);
     if (status != CARRY_OK) {
         fail_msg("%s: %s", carry_status_name(status), message);

@@ -272,13 +272,13 @@ static carry_status paused_rank(void *user, carry_comm *comm) {
             rest(0.01); /* set too early, the end of the pause would be lost */
             carry_controls_read(s->controls, &now);
         }
-        rest(8.0);
+        rest(13.0);
         ask(s->controls, "{\"pause\": false}");
         return CARRY_OK;
     }
     carry_comm *part;
     TRY(carry_comm_split(comm, &part, 0, 0));
-    TRY(carry_comm_set_deadline(part, 5.0));
+    TRY(carry_comm_set_deadline(part, 10.0));
     const carry_status status = stream_rank(s, part);
     carry_comm_close(part);
     return status;
