@@ -442,7 +442,7 @@ static void test_viewers_come_and_go_while_frames_and_cuts_are_published(void **
         assert_ok(f.ctx, carry_hub_publish(f.hub, f.pixels, n, (n + 1) / 50));
         most = carry_hub_alive(f.hub) > most ? carry_hub_alive(f.hub) : most;
     }
-    support_wait_for(atomic_load(&c.taken) > 0); /* the newest frame is there for whoever joins */
+    support_wait_for(atomic_load(&c.taken) > 0); /* every viewer that joins finds the newest frame */
     carry_hub_set_wake(f.hub, NULL, NULL);
     int woken = atomic_load(&c.woken);
     publish(&f, 1, 100);
