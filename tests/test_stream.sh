@@ -249,12 +249,11 @@ ranks=3
 # killed RANK MOMENT [SIGNAL]: the others print an error message and end, none of them with 0. On a busy machine ranks may
 # miss each other before one is killed: then once more, with a longer deadline.
 killed() {
-    deadline=3
-    until killed_within "$@" || [ $deadline -gt 90 ]; do
-        deadline=$((deadline * 2))
-        echo "the ranks ended before rank $1 was disturbed: once more with a deadline of $deadline s"
+    for deadline in 3 6 12 24 48 96; do
+        killed_within "$@" && return
+        echo "the ranks ended before rank $1 was disturbed, with a deadline of $deadline s"
     done
-    [ $deadline -le 90 ] || fail "the ranks ended before rank $1 was disturbed: $(cat "$log")"
+    fail "the ranks ended before rank $1 was disturbed: $(cat "$log")"
 }
 
 # 1: ranks ended before one was disturbed.

@@ -183,7 +183,7 @@ extern "C" const char *carry_cuda_fp8_absence(carry_ctx *ctx, int ordinal, bool 
         return "its compute capability is below 8.9";
     }
     if (by_rows && major != 9) {
-        return "cuBLASLt takes a scale for each row on GPUs of compute capability 9.0 alone";
+        return "cuBLASLt takes a scale for each row only on GPUs of compute capability 9.0";
     }
     return carry_cuda_has_blaslt(ctx) ? NULL : "cuBLASLt was not found";
 }

@@ -211,8 +211,8 @@ void carry_quantised_products(carry_ctx *ctx, const carry_kernels *kernels, cons
     const carry_bf16 *bf16 = carry_bf16_of(ctx);
     if (carry_bf16_pays(bf16, p)) {
         CARRY_SPAN(ctx, "ops", "linear");
-        carry_span_work(ctx, 2.0 * (double)p->m * (double)p->n * (double)p->k, 0.0);
         if (carry_bf16_run(ctx, kernels, bf16, p)) {
+            carry_span_work(ctx, 2.0 * (double)p->m * (double)p->n * (double)p->k, 0.0);
             return;
         }
     }

@@ -17,7 +17,7 @@ carry_quant_rows carry_quant_rows_of(const carry_kernels *kernels, const carry_m
                                      int64_t columns);
 /* Decodes columns first to first + count - 1 of a row; first is a multiple of CARRY_QUANT_PAD. */
 void carry_quant_rows_bf16(const carry_quant_rows *rows, int64_t row, int64_t first, int64_t count, uint16_t *to);
-/* Asks for the bytes of these columns. */
+/* Prefetches the bytes of these columns. */
 void carry_quant_rows_fetch(const carry_quant_rows *rows, int64_t row, int64_t first, int64_t count);
 
 #endif
