@@ -3,6 +3,10 @@
 
 namespace DELTA_CHUNK {
 
+/* Keeps blocks of one kind together, since the two multiprocessors of a TPC slow each other if they run different code
+   (forward.cu). */
+constexpr unsigned CLUSTER = 2;
+
 template <typename Kernel>
 carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t second_lanes, int ordinal,
                          cudaStream_t stream) {
@@ -15,16 +19,25 @@ carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t 
                    "no shared memory for the delta rule");
     l.blocks = (unsigned)lanes * blocks_of<first>(l.first.s);
     unsigned others = (unsigned)second_lanes * blocks_of<second>(l.first.s);
-    cudaLaunchAttribute early = {}; /* the scan starts once all blocks of prepare run */
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned count = 0;
+    if (l.first.ready != nullptr) { /* the scan starts once all blocks of prepare run */
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (others > 0 && l.blocks % CLUSTER == 0 && others % CLUSTER == 0) {
+        cudaLaunchAttribute &together = attributes[count++];
+        together.id = cudaLaunchAttributeClusterDimension;
+        together.val.clusterDim.x = CLUSTER;
+        together.val.clusterDim.y = together.val.clusterDim.z = 1;
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(l.blocks + others);
     config.blockDim = dim3(first::THREADS);
     config.dynamicSmemBytes = SHARED;
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = l.first.ready != nullptr ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = count;
     CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, l), "the delta rule could not be launched");
     return CARRY_OK;
 }

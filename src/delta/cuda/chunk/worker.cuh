@@ -14,6 +14,7 @@ template <typename Shape> struct scan_worker {
     int group, warp, lane;
 
     static constexpr int HALVES = Shape::HALVES;
+    static constexpr bool TWO_SUMS = HALVES == 1 && Shape::GROUPS == 1; /* for R T^T */
     float S[HALVES][64], X[32];
     uint32_t Sb[32]; /* the rounded half of the state that is being multiplied */
 
@@ -278,10 +279,12 @@ template <typename Shape> struct scan_worker {
             r[2 * i + 1] = pack(beta[i].x * low_half(v2[1]) - fade[i].x * X[4 * i + 2],
                                 beta[i].y * high_half(v2[1]) - fade[i].y * X[4 * i + 3]);
         }
+        float later[32]; /* the second sum, over the last 32 tokens */
         products_begin();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            product_along(X, r + 4 * i, describe_half(t + i / 2 * HALF + i % 2 * 32, 0), i > 0);
+            product_along(TWO_SUMS && i > 1 ? later : X, r + 4 * i, describe_half(t + i / 2 * HALF + i % 2 * 32, 0),
+                          i % (TWO_SUMS ? 2 : 4) > 0);
         }
         products_commit();
         if (!Shape::BY_KEY) {
@@ -297,6 +300,13 @@ template <typename Shape> struct scan_worker {
         }
         products_wait<0>();
         keep_below(X);
+        if constexpr (TWO_SUMS) {
+            keep_below(later);
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                X[i] += later[i];
+            }
+        }
         if constexpr (Shape::BY_KEY) {
             pack_all(r, X);
         } else {
