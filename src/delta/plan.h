@@ -78,6 +78,17 @@ size_t carry_delta_plan_most_workspace(const carry_delta_plan *plan, int64_t bat
 carry_status carry_delta_step_slots(carry_delta_plan *plan, carry_tensor o, carry_tensor pool, const int32_t *slots,
                                     const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes);
 
+/* carry_delta_step_ring for such a pool, with a ring for each of its rows: rings of carry_delta_ring_bytes_of(plan,
+   length, rows) bytes (0: the plan has no rings). flush_slot adds the tokens of the ring of row `slot`, or of all rows
+   if slot is -1, to the states. */
+size_t carry_delta_ring_bytes_of(const carry_delta_plan *plan, int64_t length, int64_t rows);
+carry_status carry_delta_step_ring_slots(carry_delta_plan *plan, carry_tensor o, carry_tensor pool,
+                                         carry_delta_ring_memory ring, const int32_t *slots,
+                                         const carry_delta_forward_args *inputs, void *workspace,
+                                         size_t workspace_bytes);
+carry_status carry_delta_ring_flush_slot(carry_delta_plan *plan, carry_tensor pool, carry_delta_ring_memory ring,
+                                         int64_t slot);
+
 /* One sequence, or this rank's part of one: the position of its tokens, the index of its first chunk among all chunks,
    and the indices of its states. */
 typedef struct carry_delta_sequence {

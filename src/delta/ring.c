@@ -21,10 +21,11 @@
 #define DIM CARRY_MAX_DELTA_DIM
 #define LARGE 128e6 /* bytes of all states from which rings pay */
 
-/* Offsets in the ring do not depend on its address, so a copy of the bytes is a copy of the ring. */
-size_t carry_delta_ring_lay(const carry_delta_plan *plan, carry_delta_ring *ring, int64_t length, void *memory) {
+/* Sets the pointers of the rings of `rows` sequences to memory (or to offsets from NULL), and returns their bytes.
+   Offsets do not depend on the address, so a copy of the bytes is a copy of the rings. */
+static size_t lay(const carry_delta_plan *plan, carry_delta_ring *ring, int64_t length, int64_t rows, void *memory) {
     const carry_delta_problem *p = &plan->problem;
-    const size_t units = (size_t)(plan->sequences * p->value_heads);
+    const size_t units = (size_t)(rows * p->value_heads);
     const size_t tokens = units * (size_t)length;
     ring->length = length;
     ring->decays = p->gate == CARRY_DELTA_KEY_GATE ? p->key : 1;
@@ -76,15 +77,21 @@ int64_t carry_delta_ring_length(const carry_delta_plan *plan) {
 
 size_t carry_delta_ring_bytes(const carry_delta_plan *plan, int64_t length) {
     carry_delta_ring ring;
-    return length >= 1 && length <= MOST ? carry_delta_ring_lay(plan, &ring, length, NULL) : 0;
+    return length >= 1 && length <= MOST ? lay(plan, &ring, length, plan->sequences, NULL) : 0;
+}
+
+size_t carry_delta_ring_bytes_of(const carry_delta_plan *plan, int64_t length, int64_t rows) {
+    carry_delta_ring ring;
+    return no_ring(plan) == NULL && length >= 1 && length <= MOST ? lay(plan, &ring, length, rows, NULL) : 0;
 }
 
 size_t carry_delta_ring_count_bytes(const carry_delta_plan *plan) {
     return (size_t)(plan->sequences * plan->problem.value_heads) * CARRY_DELTA_RING_COUNTS * sizeof(int32_t);
 }
 
-static carry_status open_ring(carry_delta_plan *plan, carry_delta_ring *made, const carry_tensor *state, void *ring,
-                              int64_t length) {
+/* is_pool: the state has any number of rows, and a ring for each. */
+static carry_status open_ring(carry_delta_plan *plan, carry_delta_ring *made, const carry_tensor *state, bool is_pool,
+                              void *ring, int64_t length) {
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
     const char *why = no_ring(plan);
@@ -97,20 +104,24 @@ static carry_status open_ring(carry_delta_plan *plan, carry_delta_ring *made, co
     if (ring == NULL || (uintptr_t)ring % 16 != 0) {
         return carry_fail(ctx, CARRY_EALIGN, "the ring is at %p, which is not a multiple of 16", ring);
     }
-    CARRY_TRY(carry_delta_check_state(ctx, p, "state", state));
+    carry_tensor rows = *state;
+    rows.shape[0] = is_pool ? p->batch : rows.shape[0];
+    CARRY_TRY(carry_delta_check_state(ctx, p, "state", &rows));
     if (p->device != 0) {
         CARRY_TRY(carry_device_check_pointer(ctx, "the ring", ring, p->device));
         if ((uintptr_t)state->data % 16 != 0) {
             return carry_fail(ctx, CARRY_EALIGN, "state is at an address that is not a multiple of 16");
         }
     }
-    (void)carry_delta_ring_lay(plan, made, length, ring);
+    (void)lay(plan, made, length, state->shape[0], ring);
     return CARRY_OK;
 }
 
 typedef struct ring_run {
     carry_delta_run run;
     carry_delta_ring ring;
+    const int32_t *slots; /* NULL: sequence i has state i */
+    int64_t first;        /* unit to flush */
 } ring_run;
 
 /* Computes the effect of a unit's waiting tokens now: their keys times the decays since then (keys), and the product of
@@ -215,7 +226,7 @@ static void step_units(void *argument, int64_t begin, int64_t end, int worker) {
         }
         for (int64_t member = 0; member < plan->group; member++) {
             const int64_t head = i % p->heads * plan->group + member;
-            const int64_t unit = item * p->value_heads + head;
+            const int64_t unit = (r->slots != NULL ? r->slots[item] : item) * p->value_heads + head;
             carry_delta_token_head_load(plan, &run->in, item, 0, head, &s->heads);
             carry_delta_load(plan, s->X, run->in.v, item, 0, head, 1, 0, p->value);
             step_unit(r, s, unit, (float *)run->final_state->data + unit * p->key * p->value);
@@ -224,22 +235,22 @@ static void step_units(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-carry_status carry_delta_step_ring(carry_delta_plan *plan, carry_tensor o, carry_tensor state,
-                                   carry_delta_ring_memory ring, const carry_delta_forward_args *inputs,
-                                   void *workspace, size_t workspace_bytes) {
+static carry_status step(carry_delta_plan *plan, carry_tensor o, carry_tensor state, const int32_t *slots,
+                         carry_delta_ring_memory ring, const carry_delta_forward_args *inputs, void *workspace,
+                         size_t workspace_bytes) {
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
     CARRY_SPAN(ctx, "delta", "step with a ring");
-    ring_run r = {.run = {.in = carry_delta_inputs_of(inputs), .o = &o, .final_state = &state}};
+    ring_run r = {.run = {.in = carry_delta_inputs_of(inputs), .o = &o, .final_state = &state}, .slots = slots};
     r.run.in.initial_state = NULL;
-    CARRY_TRY(open_ring(plan, &r.ring, &state, ring.data, ring.length));
+    CARRY_TRY(open_ring(plan, &r.ring, &state, slots != NULL, ring.data, ring.length));
     CARRY_TRY(carry_delta_check_inputs(ctx, p, &r.run.in));
     CARRY_TRY(carry_delta_check_written(ctx, p, "o", &o, p->value_heads, p->value));
     CARRY_TRY(carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->forward_workspace));
     plan->flops = (double)(p->batch * p->value_heads) * 4.0 * (double)(p->key * p->value);
 #if defined(CARRY_HAVE_CUDA)
     if (p->device != 0) {
-        return carry_delta_cuda_step_ring(plan, &o, &state, &r.ring, inputs);
+        return carry_delta_cuda_step_ring(plan, &o, &state, slots, &r.ring, inputs);
     }
 #endif
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
@@ -249,12 +260,25 @@ carry_status carry_delta_step_ring(carry_delta_plan *plan, carry_tensor o, carry
     return CARRY_OK;
 }
 
+carry_status carry_delta_step_ring(carry_delta_plan *plan, carry_tensor o, carry_tensor state,
+                                   carry_delta_ring_memory ring, const carry_delta_forward_args *inputs,
+                                   void *workspace, size_t workspace_bytes) {
+    return step(plan, o, state, NULL, ring, inputs, workspace, workspace_bytes);
+}
+
+carry_status carry_delta_step_ring_slots(carry_delta_plan *plan, carry_tensor o, carry_tensor pool,
+                                         carry_delta_ring_memory ring, const int32_t *slots,
+                                         const carry_delta_forward_args *inputs, void *workspace,
+                                         size_t workspace_bytes) {
+    return step(plan, o, pool, slots, ring, inputs, workspace, workspace_bytes);
+}
+
 static void flush_units(void *argument, int64_t begin, int64_t end, int worker) {
     const ring_run *r = argument;
     const carry_delta_problem *p = &r->run.plan->problem;
     float keys[MOST][DIM], base[DIM];
     (void)worker;
-    for (int64_t unit = begin; unit < end; unit++) {
+    for (int64_t unit = r->first + begin; unit < r->first + end; unit++) {
         const int64_t waiting = r->ring.counts[unit * CARRY_DELTA_RING_COUNTS];
         if (waiting > 0) {
             weigh(r, unit, waiting, NULL, keys, base);
@@ -264,15 +288,27 @@ static void flush_units(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-carry_status carry_delta_ring_flush(carry_delta_plan *plan, carry_tensor state, carry_delta_ring_memory ring) {
+/* Rows first to first + rows - 1. */
+static carry_status flush(carry_delta_plan *plan, carry_tensor state, bool is_pool, carry_delta_ring_memory ring,
+                          int64_t first, int64_t rows) {
+    const int64_t heads = plan->problem.value_heads;
     CARRY_SPAN(plan->ctx, "delta", "flush a ring");
-    ring_run r = {.run = {.plan = plan, .final_state = &state}};
-    CARRY_TRY(open_ring(plan, &r.ring, &state, ring.data, ring.length));
+    ring_run r = {.run = {.plan = plan, .final_state = &state}, .first = first * heads};
+    CARRY_TRY(open_ring(plan, &r.ring, &state, is_pool, ring.data, ring.length));
 #if defined(CARRY_HAVE_CUDA)
     if (plan->problem.device != 0) {
-        return carry_delta_cuda_ring_flush(plan, &state, &r.ring);
+        return carry_delta_cuda_ring_flush(plan, &state, &r.ring, r.first, rows * heads);
     }
 #endif
-    carry_parallel(plan->ctx, plan->sequences * plan->problem.value_heads, 1, flush_units, &r);
+    carry_parallel(plan->ctx, rows * heads, 1, flush_units, &r);
     return CARRY_OK;
+}
+
+carry_status carry_delta_ring_flush(carry_delta_plan *plan, carry_tensor state, carry_delta_ring_memory ring) {
+    return flush(plan, state, false, ring, 0, plan->sequences);
+}
+
+carry_status carry_delta_ring_flush_slot(carry_delta_plan *plan, carry_tensor pool, carry_delta_ring_memory ring,
+                                         int64_t slot) {
+    return slot < 0 ? flush(plan, pool, true, ring, 0, pool.shape[0]) : flush(plan, pool, true, ring, slot, 1);
 }

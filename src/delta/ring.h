@@ -21,14 +21,13 @@ typedef struct carry_delta_ring {
     float *u;        /* [N HV, length, V] */
 } carry_delta_ring;
 
-/* Sets the pointers of the ring to memory (or to offsets from NULL). Returns the number of bytes that it takes. */
-size_t carry_delta_ring_lay(const carry_delta_plan *plan, carry_delta_ring *ring, int64_t length, void *memory);
-
-/* ring.cu: the tensors are checked. */
+/* ring.cu: the tensors are checked. slots: as in carry_delta_step_ring_slots, or NULL. */
 carry_status carry_delta_cuda_step_ring(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
-                                        const carry_delta_ring *ring, const carry_delta_forward_args *inputs);
+                                        const int32_t *slots, const carry_delta_ring *ring,
+                                        const carry_delta_forward_args *inputs);
+/* Flushes the rings of units (a value head of a sequence) from `first` on. */
 carry_status carry_delta_cuda_ring_flush(carry_delta_plan *plan, const carry_tensor *state,
-                                         const carry_delta_ring *ring);
+                                         const carry_delta_ring *ring, int64_t first, int64_t units);
 
 #ifdef __cplusplus
 }

@@ -41,6 +41,7 @@ static void close_runner(carry_runner *runner) {
         carry_stream_free(ctx, r->device, r->stream);
     }
     carry_model_runner_close_samplers(r);
+    carry_model_runner_close_rings(r);
     carry_model_runner_close_scores(r);
     carry_model_runner_close_heads(r);
     for (int i = 0; i < CARRY_MODEL_RUNNER_PENDING; i++) {
@@ -171,7 +172,7 @@ carry_lm_pass_options carry_model_runner_pass_options(const carry_model_runner *
                                    .forward_only = true};
 }
 
-static carry_status open_runner(carry_model_runner *r) {
+static carry_status open_runner(carry_model_runner *r, int64_t rings) {
     const carry_runner_sizes *sizes = &r->head.sizes;
     carry_lm_pass_options options = carry_model_runner_pass_options(r);
     options.scores = r->scores;
@@ -194,6 +195,7 @@ static carry_status open_runner(carry_model_runner *r) {
     CARRY_TRY(r->heads.lm != NULL ? carry_model_runner_open_heads(r) : CARRY_OK);
     carry_model_runner_open_graphs(r);
     CARRY_TRY(carry_model_runner_open_device(r));
+    CARRY_TRY(carry_model_runner_open_rings(r, rings));
     CARRY_TRY(carry_model_runner_open_samplers(r));
     return carry_lm_pack(r->lm, r->dtype, 0);
 }
@@ -261,6 +263,7 @@ static carry_status step(carry_runner *runner, const carry_run *runs, int64_t co
     }
     CARRY_TRY(carry_model_runner_check(r, runs, count));
     CARRY_TRY(carry_model_runner_list(r, runs, count));
+    CARRY_TRY(carry_model_runner_begin_rings(r, runs, count));
     if (r->scores) {
         CARRY_TRY(carry_model_runner_score(r, count));
     } else if (r->sampling != NULL) {
@@ -384,7 +387,7 @@ carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, cons
     r->heads.lm = heads;
     r->scores = options != NULL && options->scores;
     r->page_list = r->head.sizes.pages > 0 ? (wanted->context + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS : 0;
-    const carry_status status = open_runner(r);
+    const carry_status status = open_runner(r, options != NULL ? options->rings : 0);
     if (status != CARRY_OK) {
         close_runner(&r->head);
         return status;

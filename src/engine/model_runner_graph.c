@@ -38,6 +38,11 @@ static int bucket_of(const carry_model_runner *r, int64_t sequences) {
     return -1;
 }
 
+int64_t carry_model_runner_padded(const carry_model_runner *r) {
+    const int at = r->records && r->places.waves == 0 ? bucket_of(r, r->places.sequences) : -1;
+    return at >= 0 ? buckets[at] : r->places.sequences;
+}
+
 /* Adds sequences that use the runner's own slot and page. */
 static void pad(carry_model_runner *r, int64_t to) {
     carry_model_runner_lists *l = &r->list;

@@ -112,6 +112,8 @@ typedef struct carry_model_runner {
     bool records;      /* steps of single tokens can be recorded */
     carry_model_runner_bucket bucket[CARRY_MODEL_RUNNER_BUCKETS];
     carry_model_runner_waves guessed[CARRY_MODEL_RUNNER_WAVES];
+    bool *in_ring;        /* [slots]: a slot's rings may have tokens; NULL: no rings */
+    int64_t ring_least;   /* steps of at least so many sequences, padding included, use rings */
     carry_stream *stream; /* made for the context; NULL: the context had one, or the device is the CPU */
 } carry_model_runner;
 
@@ -128,6 +130,14 @@ void carry_model_runner_take_lists(const carry_model_runner *r, carry_arena *are
 carry_status carry_model_runner_replay(carry_model_runner *r);
 void carry_model_runner_open_graphs(carry_model_runner *r);
 void carry_model_runner_close_graphs(carry_model_runner *r);
+/* The number of sequences to which replay pads the call. */
+int64_t carry_model_runner_padded(const carry_model_runner *r);
+/* model_runner_rings.c. least: as in carry_model_runner_options. begin: decides whether the call whose lists are filled
+   in uses rings, and folds the slots of runs that do not. fold: call before a slot is used otherwise. */
+carry_status carry_model_runner_open_rings(carry_model_runner *r, int64_t least);
+void carry_model_runner_close_rings(carry_model_runner *r);
+carry_status carry_model_runner_begin_rings(carry_model_runner *r, const carry_run *runs, int64_t count);
+carry_status carry_model_runner_fold(carry_model_runner *r, int32_t slot);
 /* model_runner.c: runs the call whose lists are filled in and were sent; gives logits in f32 on the device. */
 carry_status carry_model_runner_enqueue(carry_model_runner *r);
 /* The options of the passes of the model and of its heads. */

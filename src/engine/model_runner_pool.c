@@ -64,6 +64,7 @@ bool carry_model_runner_next_piece(const carry_model_runner *r, bool of_page, in
 carry_status carry_model_runner_clear_slot(carry_runner *runner, int32_t slot) {
     carry_model_runner *r = (carry_model_runner *)runner;
     CARRY_TRY(check_slot(r, slot));
+    CARRY_TRY(carry_model_runner_fold(r, slot));
     r->last[slot] = -1;
     if (r->copies != NULL) {
         return carry_model_runner_copy_there(r, false, slot, -1);
@@ -93,6 +94,8 @@ carry_status carry_model_runner_copy_slot(carry_runner *runner, int32_t to, int3
     carry_model_runner *r = (carry_model_runner *)runner;
     CARRY_TRY(check_slot(r, to));
     CARRY_TRY(check_slot(r, from));
+    CARRY_TRY(carry_model_runner_fold(r, to));
+    CARRY_TRY(carry_model_runner_fold(r, from));
     r->last[to] = r->last[from];
     return copy(r, false, to, from);
 }
@@ -126,12 +129,14 @@ static carry_status move(carry_model_runner *r, bool of_page, int32_t index, voi
 carry_status carry_model_runner_read_slot(carry_runner *runner, void *to, int32_t slot) {
     carry_model_runner *r = (carry_model_runner *)runner;
     CARRY_TRY(check_slot(r, slot));
+    CARRY_TRY(carry_model_runner_fold(r, slot));
     return move(r, false, slot, to, NULL);
 }
 
 carry_status carry_model_runner_write_slot(carry_runner *runner, int32_t slot, const void *from) {
     carry_model_runner *r = (carry_model_runner *)runner;
     CARRY_TRY(check_slot(r, slot));
+    CARRY_TRY(carry_model_runner_fold(r, slot));
     r->last[slot] = -1;
     return move(r, false, slot, NULL, from);
 }

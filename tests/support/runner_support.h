@@ -81,9 +81,8 @@ static inline void runner_fill(runner_case *c) {
     memset(c->has, 0, sizeof c->has);
 }
 
-/* types: NULL: the usual types of states. */
-static inline void runner_open_typed(runner_case *c, carry_lm *lm, carry_dtype dtype, bool same_bits,
-                                     const carry_state_types *types, uint32_t seed) {
+static inline void runner_open_with(runner_case *c, carry_lm *lm, carry_dtype dtype,
+                                    const carry_model_runner_options *options, uint32_t seed) {
     const carry_runner_sizes sizes = {.slots = RUNNER_SEQUENCES + 1,
                                       .pages = RUNNER_SEQUENCES * RUNNER_PAGES,
                                       .sequences = RUNNER_SEQUENCES,
@@ -93,10 +92,14 @@ static inline void runner_open_typed(runner_case *c, carry_lm *lm, carry_dtype d
     c->lm = lm;
     c->random = seed;
     c->wants_all = false;
-    assert_ok(c->ctx,
-              carry_model_runner_new_with(lm, &c->runner, &sizes, dtype,
-                                          &(carry_model_runner_options){.same_bits = same_bits, .types = types}));
+    assert_ok(c->ctx, carry_model_runner_new_with(lm, &c->runner, &sizes, dtype, options));
     runner_fill(c);
+}
+
+/* types: NULL: the usual types of states. */
+static inline void runner_open_typed(runner_case *c, carry_lm *lm, carry_dtype dtype, bool same_bits,
+                                     const carry_state_types *types, uint32_t seed) {
+    runner_open_with(c, lm, dtype, &(carry_model_runner_options){.same_bits = same_bits, .types = types}, seed);
 }
 
 static inline void runner_open(runner_case *c, carry_lm *lm, carry_dtype dtype, bool same_bits, uint32_t seed) {

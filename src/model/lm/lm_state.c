@@ -8,6 +8,7 @@
 #include "core/hash.h"
 #include "core/tensor.h"
 #include "model/lm/lm_pass.h"
+#include "model/lm/mixers/rings.h"
 #include "ops/pool.h"
 
 #define FIRST_ROOM 256 /* initial capacity of a cache in tokens */
@@ -116,6 +117,7 @@ void carry_lm_state_free(carry_lm_state *state) {
         carry_device_free(state->ctx, state->device, state->memory);
         carry_device_free(state->ctx, state->device, state->wide);
         carry_device_free(state->ctx, state->device, state->wide_slots);
+        carry_lm_rings_close(state);
         free(state->length);
         free(state->ids);
         free(state->part);

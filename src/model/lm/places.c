@@ -140,14 +140,16 @@ carry_status carry_lm_follow(const carry_lm_call *call, const carry_lm_group *gr
 
 carry_lm_pooled_call carry_lm_pooled(const carry_lm_call *call, const carry_lm_group *group, int part) {
     const carry_lm_places *p = call->args->places;
-    const bool has_slots = group->packed > 0 || carry_lm_group_is_steps(call->args, group);
+    const bool is_step = group->packed == 0 && carry_lm_group_is_steps(call->args, group);
+    const bool has_slots = group->packed > 0 || is_step;
     return (carry_lm_pooled_call){.batch = group->batch,
                                   .tokens = group->tokens,
                                   .packed = group->packed,
                                   .borders = group->packed > 0 ? p->borders : NULL,
                                   .pool = p->pool->part[call->layer][part],
                                   .slots = has_slots ? p->there.slots + group->sequence : NULL,
-                                  .slot = p->slots[group->sequence]};
+                                  .slot = p->slots[group->sequence],
+                                  .ring = is_step && p->rings ? p->pool->ring[call->layer] : NULL};
 }
 
 static carry_status convolve_steps(const carry_lm_call *call, const carry_lm_group *group, const carry_lm_conv *convs,

@@ -30,6 +30,7 @@ typedef struct carry_lm_places {
     const int32_t *offsets; /* [sequences]: index in `pages` of its first page */
     const int64_t *wanted;  /* [wanted_count]: rows whose logits are computed, ascending; NULL: all rows */
     int64_t wanted_count;
+    bool rings; /* steps use the rings of the pool (mixers/rings.h) */
     struct {
         const int32_t *slots, *offsets, *pages;
         const int64_t *lengths;

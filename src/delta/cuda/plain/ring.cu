@@ -214,11 +214,12 @@ __global__ void __launch_bounds__(THREADS, ring_memory<FOURS>::BLOCKS)
     run_pieces<piece<FOURS>>(r, *reinterpret_cast<ring_memory<FOURS> *>(memory), pieces, blocks);
 }
 
-/* Adds the tokens of the rings to the states. One block for each state. */
-__global__ void __launch_bounds__(THREADS) delta_ring_flush(const __grid_constant__ ring_job r, int64_t units) {
+/* Adds the tokens of the rings of units from `first` on to their states. One block for each state. */
+__global__ void __launch_bounds__(THREADS)
+    delta_ring_flush(const __grid_constant__ ring_job r, int64_t first, int64_t units) {
     __shared__ float keys[MOST][CARRY_MAX_DELTA_DIM], base[CARRY_MAX_DELTA_DIM];
     const carry_delta_job &job = r.job;
-    for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    for (int64_t unit = first + blockIdx.x; unit < first + units; unit += gridDim.x) {
         const int waiting = r.ring.counts[unit * CARRY_DELTA_RING_COUNTS];
         __syncthreads(); /* all threads have read the count */
         if ((int)threadIdx.x < CARRY_DELTA_RING_COUNTS) {
@@ -256,11 +257,13 @@ template <int FOURS> cudaError_t launch(const ring_job *r, int units, cudaStream
 } // namespace
 
 carry_status carry_delta_cuda_step_ring(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
-                                        const carry_delta_ring *ring, const carry_delta_forward_args *inputs) {
+                                        const int32_t *slots, const carry_delta_ring *ring,
+                                        const carry_delta_forward_args *inputs) {
     carry_ctx *ctx = plan->ctx;
     int ordinal = plan->ordinal;
     cudaStream_t stream;
     ring_job r = {carry_delta_step_job(plan, o, state, inputs), *ring};
+    r.job.slots = slots;
     CARRY_TRY(carry_delta_begin(plan, &stream));
     CARRY_CUDA_TRY(carry_delta_ring_copies_apply(&r, ordinal)
                        ? carry_delta_ring_copies_launch(&r, plan->gpu.units, stream)
@@ -272,14 +275,13 @@ carry_status carry_delta_cuda_step_ring(carry_delta_plan *plan, const carry_tens
 }
 
 carry_status carry_delta_cuda_ring_flush(carry_delta_plan *plan, const carry_tensor *state,
-                                         const carry_delta_ring *ring) {
+                                         const carry_delta_ring *ring, int64_t first, int64_t units) {
     carry_ctx *ctx = plan->ctx;
     int ordinal = plan->ordinal;
     cudaStream_t stream;
     ring_job r = {carry_delta_step_job(plan, NULL, state, NULL), *ring};
-    const int64_t units = r.job.sequences * r.job.value_heads;
     CARRY_TRY(carry_delta_begin(plan, &stream));
-    delta_ring_flush<<<(unsigned)(units < INT32_MAX ? units : INT32_MAX), THREADS, 0, stream>>>(r, units);
+    delta_ring_flush<<<(unsigned)(units < INT32_MAX ? units : INT32_MAX), THREADS, 0, stream>>>(r, first, units);
     CARRY_CUDA_TRY(cudaGetLastError(), "a ring could not be flushed");
     return CARRY_OK;
 }

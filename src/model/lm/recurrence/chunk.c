@@ -292,6 +292,8 @@ const carry_lm_recurrence carry_lm_recurrence_chunk = {
     .open_pooled = carry_lm_chunk_open_pooled,
     .pooled = carry_lm_chunk_pooled,
     .packs = carry_lm_chunk_packs,
+    .ring_bytes = carry_lm_chunk_ring_bytes,
+    .fold = carry_lm_chunk_fold,
 };
 
 const carry_lm_recurrence carry_lm_recurrence_ranks = {

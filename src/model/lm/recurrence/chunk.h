@@ -40,5 +40,7 @@ carry_status carry_lm_chunk_open_pooled(void *opened, int64_t sequences);
 bool carry_lm_chunk_packs(const void *opened);
 carry_status carry_lm_chunk_pooled(void *opened, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
                                    void *workspace, size_t bytes);
+size_t carry_lm_chunk_ring_bytes(void *opened, int64_t slots);
+carry_status carry_lm_chunk_fold(void *opened, carry_tensor pool, void *ring, int64_t slot);
 
 #endif

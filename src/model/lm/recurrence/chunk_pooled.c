@@ -6,7 +6,8 @@
 #include "model/lm/recurrence/chunk.h"
 #include "ops/pool.h"
 
-#define MOST_PACKED 32 /* packed pieces of one call of the delta rule; bounds the memory for their states */
+#define RING CARRY_MAX_DELTA_RING /* tokens */
+#define MOST_PACKED 32            /* packed pieces of one call of the delta rule; bounds the memory for their states */
 
 carry_status carry_lm_chunk_open_pooled(void *opened, int64_t sequences) {
     carry_lm_chunk *m = opened;
@@ -83,6 +84,20 @@ static carry_status pooled_pieces(carry_lm_chunk *m, const carry_lm_pooled_call 
     return CARRY_OK;
 }
 
+/* A plan has a ring where it has one token. Wide value heads, which are computed in slices, have none. */
+size_t carry_lm_chunk_ring_bytes(void *opened, int64_t slots) {
+    carry_lm_chunk *m = opened;
+    return m->slices == 1 && carry_delta_plan_resize(m->plan, 1, 1) == CARRY_OK
+               ? carry_delta_ring_bytes_of(m->plan, RING, slots)
+               : 0;
+}
+
+carry_status carry_lm_chunk_fold(void *opened, carry_tensor pool, void *ring, int64_t slot) {
+    carry_lm_chunk *m = opened;
+    CARRY_TRY(carry_delta_plan_resize(m->plan, 1, 1));
+    return carry_delta_ring_flush_slot(m->plan, pool, (carry_delta_ring_memory){.data = ring, .length = RING}, slot);
+}
+
 carry_status carry_lm_chunk_pooled(void *opened, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
                                    void *workspace, size_t bytes) {
     carry_lm_chunk *m = opened;
@@ -100,6 +115,11 @@ carry_status carry_lm_chunk_pooled(void *opened, const carry_lm_pooled_call *cal
         carry_tensor states = carry_lm_chunk_state_of(m, &call->pool, i);
         one.o = carry_lm_chunk_slice_of(m, args->o, i);
         one.v = carry_lm_chunk_slice_of(m, args->v, i);
+        if (call->slots != NULL && call->ring != NULL) {
+            const carry_delta_ring_memory ring = {.data = call->ring, .length = RING};
+            return carry_delta_step_ring_slots(plan, one.o, states, ring, call->slots, &one, s.rest,
+                                               m->delta_workspace);
+        }
         if (call->slots != NULL) {
             CARRY_TRY(carry_delta_step_slots(plan, one.o, states, call->slots, &one, s.rest, m->delta_workspace));
             continue;

@@ -21,6 +21,7 @@ typedef struct carry_lm_pooled_call {
     carry_tensor pool;      /* the states of all slots; their number takes the place of the number of sequences */
     const int32_t *slots;   /* steps and packed pieces: the slot of each sequence, on the device; NULL: a piece */
     int64_t slot;           /* slot of a piece's sequence */
+    void *ring;             /* steps: the rings of all slots (mixers/rings.h); NULL: every step writes the states */
 } carry_lm_pooled_call;
 
 typedef struct carry_lm_recurrence {
@@ -48,6 +49,11 @@ typedef struct carry_lm_recurrence {
     carry_status (*pooled)(void *opened, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
                            void *workspace, size_t bytes);
     bool (*packs)(const void *opened);
+    /* Both NULL if steps cannot have rings. ring_bytes: memory of the rings of `slots` states, which starts zeroed; 0:
+       there are none for these sizes. fold: adds the tokens of a slot's ring, or of all if slot is -1, to the states
+       of a pool. */
+    size_t (*ring_bytes)(void *opened, int64_t slots);
+    carry_status (*fold)(void *opened, carry_tensor pool, void *ring, int64_t slot);
 } carry_lm_recurrence;
 
 /* carry_delta_forward, backward and step. options: the name of a method (const char *), or NULL for the planner's

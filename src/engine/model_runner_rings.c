@@ -1,0 +1,76 @@
+/* Rings (model/lm/mixers/rings.h): steps of many sequences write the states of the delta rule once in CARRY_LM_RING
+   tokens. The runner knows which slots may have tokens in their rings, and folds them into the states before anything
+   but such a step reads or writes these. */
+#include <stdlib.h>
+
+#include "core/context.h"
+#include "engine/model_runner_inside.h"
+#include "model/lm/mixers/rings.h"
+
+#define FOLD_ALL 3 /* a call without rings and with so many slots to fold folds all slots, in one launch a layer */
+
+carry_status carry_model_runner_open_rings(carry_model_runner *r, int64_t least) {
+    bool made = false;
+    if (least < 1 || r->heads.lm != NULL || r->same_bits || r->scores || r->types.state != CARRY_F32) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_lm_rings_open(r->pass, r->pool, &made));
+    if (!made) {
+        return CARRY_OK;
+    }
+    r->in_ring = calloc((size_t)r->head.sizes.slots, sizeof *r->in_ring);
+    if (r->in_ring == NULL) {
+        return carry_fail(r->head.ctx, CARRY_EMEMORY, "out of memory: the rings of a runner");
+    }
+    /* Other kernels run the steps of few sequences, and write the states of each. */
+    const int64_t decode = r->decode != NULL ? carry_decode_sequences(r->decode) : 0;
+    const int64_t chain = r->chain != NULL ? carry_chain_sequences(r->chain) : 0;
+    const int64_t others = decode > chain ? decode : chain;
+    r->ring_least = least > others ? least : others + 1;
+    return CARRY_OK;
+}
+
+void carry_model_runner_close_rings(carry_model_runner *r) {
+    free(r->in_ring);
+}
+
+carry_status carry_model_runner_fold(carry_model_runner *r, int32_t slot) {
+    if (r->in_ring == NULL || !r->in_ring[slot]) {
+        return CARRY_OK;
+    }
+    r->in_ring[slot] = false;
+    return carry_lm_rings_fold(r->pass, r->pool, slot);
+}
+
+/* True if run `index` of the call is a step that uses rings. */
+static bool has_ring(const carry_model_runner *r, const carry_run *run) {
+    return r->places.rings && run->count == 1;
+}
+
+carry_status carry_model_runner_begin_rings(carry_model_runner *r, const carry_run *runs, int64_t count) {
+    int64_t waiting = 0;
+    r->places.rings = false;
+    if (r->in_ring == NULL) {
+        return CARRY_OK;
+    }
+    const bool all_steps = r->places.steps == count && r->places.wanted_count == count;
+    const int64_t rows = all_steps ? carry_model_runner_padded(r) : r->places.steps;
+    r->places.rings = r->places.waves == 0 && rows >= r->ring_least;
+    for (int64_t i = 0; i < count; i++) {
+        waiting += !has_ring(r, &runs[i]) && r->in_ring[runs[i].slot];
+    }
+    if (!r->places.rings && waiting >= FOLD_ALL) {
+        for (int64_t slot = 0; slot < r->head.sizes.slots; slot++) {
+            r->in_ring[slot] = false;
+        }
+        CARRY_TRY(carry_lm_rings_fold(r->pass, r->pool, -1));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (has_ring(r, &runs[i])) {
+            r->in_ring[runs[i].slot] = true;
+        } else {
+            CARRY_TRY(carry_model_runner_fold(r, runs[i].slot));
+        }
+    }
+    return CARRY_OK;
+}
