@@ -1,6 +1,7 @@
 /* Not a test: tokens a second of a model of Qwen3.5-0.8B's shape with random weights through its runner, on a device.
-   bench_runner DEVICE bf16|f32 [CHECKPOINT | SHAPE | CONFIG.json [LONG [profile]]]: prompts of 8192 tokens in steps of
-   several sizes, then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. A CHECKPOINT is a folder;
+   bench_runner DEVICE bf16|f32 [CHECKPOINT | SHAPE | CONFIG.json [LONG [profile|- [RINGS]]]]: prompts of 8192 tokens in
+   steps of several sizes, then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. RINGS: steps of so
+   many sequences write the states once in 16 tokens (carry_model_runner_options). A CHECKPOINT is a folder;
    SHAPE (qwen3.5-0.8b, qwen3.5-4b, qwen3.5-35b-a3b) and CONFIG.json have random weights, SHAPE:FORMAT quantised ones
    (carry quantise lists the formats). Sizes are smaller on the CPU, where single tokens of a CHECKPOINT are measured
    again with packed weights. */
@@ -93,7 +94,8 @@ int main(int argc, char **argv) {
                                       .tokens = device == 0 ? 512 : STEP_TOKENS,
                                       .context = context};
     double begin = carry_seconds();
-    check(ctx, carry_model_runner_new(lm, &r, &sizes, dtype));
+    const carry_model_runner_options options = {.rings = argc > 6 ? atol(argv[6]) : 0};
+    check(ctx, carry_model_runner_new_with(lm, &r, &sizes, dtype, &options));
     (void)printf("opened in %.2f s; a slot has %.1f MB\n", carry_seconds() - begin, 1e-6 * (double)r->sizes.slot_bytes);
     print_memory(ctx, lm);
     int32_t *ids = calloc((size_t)context, sizeof *ids);
@@ -121,7 +123,7 @@ int main(int argc, char **argv) {
         (void)printf("packed weights, ");
         decode(r, pages, ids, sequences, 8);
     }
-    if (device != 0 && argc > 5) {
+    if (device != 0 && argc > 5 && strcmp(argv[5], "-") != 0) {
         profile(r, pages, ids, 1);
         profile(r, pages, ids, 16);
         profile(r, pages, ids, 64);

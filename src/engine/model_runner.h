@@ -22,7 +22,7 @@ typedef struct carry_model_runner_options {
     bool scores;     /* all runs have targets, and none wants a token: for evaluation (model_runner_score.c) */
     carry_lm *heads; /* multi-token heads of the model, for ops->draft; NULL: none. The runner uses them */
     const carry_state_types *types; /* NULL: keys and values in the type of activations, states in f32 */
-    /* > 0: steps of at least so many sequences write the states of the delta rule once in 16 tokens
+    /* > 0: steps of this many sequences or more write the states of the delta rule once in 16 tokens
        (model/lm/mixers/rings.h), if nothing above forbids it. Each slot takes a quarter more memory. */
     int64_t rings;
 } carry_model_runner_options;

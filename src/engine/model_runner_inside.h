@@ -113,7 +113,7 @@ typedef struct carry_model_runner {
     carry_model_runner_bucket bucket[CARRY_MODEL_RUNNER_BUCKETS];
     carry_model_runner_waves guessed[CARRY_MODEL_RUNNER_WAVES];
     bool *in_ring;        /* [slots]: a slot's rings may have tokens; NULL: no rings */
-    int64_t ring_least;   /* steps of at least so many sequences, padding included, use rings */
+    int64_t ring_least;   /* smallest number of sequences, padding included, whose steps use rings */
     carry_stream *stream; /* made for the context; NULL: the context had one, or the device is the CPU */
 } carry_model_runner;
 

@@ -84,7 +84,7 @@ static void steps_and_pieces_equal_the_whole(void **unused) {
         runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){1, 1, 20, 1}); /* one sequence leaves its rings */
         assert_false(waits(&c, 2));
         assert_true(waits(&c, 0) == waits(&c, 1));
-        runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){1}); /* a step alone has none */
+        runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){1}); /* a step alone does not use them */
         assert_false(waits(&c, 0));
         singles(&c, 3, 17);
         runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){9, 9, 9, 9});

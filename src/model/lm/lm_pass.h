@@ -100,7 +100,7 @@ struct carry_lm_state {
        the numbers 0 to sequences - 1. */
     float *wide;
     int32_t *wide_slots;
-    void **ring; /* [layers]: rings of a pool (mixers/rings.h); NULL: it has none */
+    void **ring; /* [layers]: rings of a pool (mixers/rings.h), or NULL */
 };
 
 /* Places all tensors of a call in the arena; if the arena's memory is NULL, only counts the bytes. */

@@ -49,8 +49,8 @@ typedef struct carry_lm_recurrence {
     carry_status (*pooled)(void *opened, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
                            void *workspace, size_t bytes);
     bool (*packs)(const void *opened);
-    /* Both NULL if steps cannot have rings. ring_bytes: memory of the rings of `slots` states, which starts zeroed; 0:
-       there are none for these sizes. fold: adds the tokens of a slot's ring, or of all if slot is -1, to the states
+    /* Both NULL if steps cannot have rings. ring_bytes: memory of the rings of `slots` states, which starts zeroed; 0
+       if these sizes are not supported. fold: adds the tokens of a slot's ring, or of all if slot is -1, to the states
        of a pool. */
     size_t (*ring_bytes)(void *opened, int64_t slots);
     carry_status (*fold)(void *opened, carry_tensor pool, void *ring, int64_t slot);
