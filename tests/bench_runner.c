@@ -1,10 +1,10 @@
 /* Not a test: tokens a second of a model of Qwen3.5-0.8B's shape with random weights through its runner, on a device.
    bench_runner DEVICE bf16|f32 [CHECKPOINT | SHAPE | CONFIG.json [LONG [profile|- [RINGS]]]]: prompts of 8192 tokens in
-   steps of several sizes, then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. RINGS: steps of so
-   many sequences write the states once in 16 tokens (carry_model_runner_options). A CHECKPOINT is a folder;
-   SHAPE (qwen3.5-0.8b, qwen3.5-4b, qwen3.5-35b-a3b) and CONFIG.json have random weights, SHAPE:FORMAT quantised ones
-   (carry quantise lists the formats). Sizes are smaller on the CPU, where single tokens of a CHECKPOINT are measured
-   again with packed weights. */
+   steps of several sizes, then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. RINGS: steps of
+   this many sequences or more write the states once in 16 tokens (carry_model_runner_options). A CHECKPOINT is a
+   folder; SHAPE (qwen3.5-0.8b, qwen3.5-4b, qwen3.5-35b-a3b) and CONFIG.json have random weights, SHAPE:FORMAT quantised
+   ones (carry quantise lists the formats). Sizes are smaller on the CPU, where single tokens of a CHECKPOINT are
+   measured again with packed weights. */
 
 #include "bench_runner_support.h"
 

@@ -121,7 +121,7 @@ typedef struct ring_run {
     carry_delta_run run;
     carry_delta_ring ring;
     const int32_t *slots; /* NULL: sequence i has state i */
-    int64_t first;        /* unit to flush */
+    int64_t first;        /* first unit to flush */
 } ring_run;
 
 /* Computes the effect of a unit's waiting tokens now: their keys times the decays since then (keys), and the product of

@@ -22,8 +22,9 @@ typedef struct carry_model_runner_options {
     bool scores;     /* all runs have targets, and none wants a token: for evaluation (model_runner_score.c) */
     carry_lm *heads; /* multi-token heads of the model, for ops->draft; NULL: none. The runner uses them */
     const carry_state_types *types; /* NULL: keys and values in the type of activations, states in f32 */
-    /* > 0: steps of this many sequences or more write the states of the delta rule once in 16 tokens
-       (model/lm/mixers/rings.h), if nothing above forbids it. Each slot takes a quarter more memory. */
+    /* > 0: steps of this many sequences or more, padding included, write the states of the delta rule once in 16 tokens
+       (model/lm/mixers/rings.h), if nothing above forbids it. Rings take a quarter to a half of the memory of these
+       states, in addition to slot_bytes. */
     int64_t rings;
 } carry_model_runner_options;
 

@@ -112,9 +112,10 @@ typedef struct carry_model_runner {
     bool records;      /* steps of single tokens can be recorded */
     carry_model_runner_bucket bucket[CARRY_MODEL_RUNNER_BUCKETS];
     carry_model_runner_waves guessed[CARRY_MODEL_RUNNER_WAVES];
-    bool *in_ring;        /* [slots]: a slot's rings may have tokens; NULL: no rings */
-    int64_t ring_least;   /* smallest number of sequences, padding included, whose steps use rings */
-    carry_stream *stream; /* made for the context; NULL: the context had one, or the device is the CPU */
+    bool *in_ring;         /* [slots]: a slot's rings may have tokens; NULL: no rings */
+    unsigned padded_steps; /* with rings */
+    int64_t ring_least;    /* smallest number of sequences, padding included, whose steps use rings */
+    carry_stream *stream;  /* made for the context; NULL: the context had one, or the device is the CPU */
 } carry_model_runner;
 
 /* model_runner_call.c: check fails for an invalid call before anything is changed; list fills in the lists of a

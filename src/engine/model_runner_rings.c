@@ -39,13 +39,25 @@ carry_status carry_model_runner_fold(carry_model_runner *r, int32_t slot) {
     if (r->in_ring == NULL || !r->in_ring[slot]) {
         return CARRY_OK;
     }
+    CARRY_TRY(carry_lm_rings_fold(r->pass, r->pool, slot));
     r->in_ring[slot] = false;
-    return carry_lm_rings_fold(r->pass, r->pool, slot);
+    return CARRY_OK;
 }
 
-/* True if run `index` of the call is a step that uses rings. */
+/* True if the run is a step that uses rings. */
 static bool has_ring(const carry_model_runner *r, const carry_run *run) {
     return r->places.rings && run->count == 1;
+}
+
+/* All rows that pad a call have the runner's own slot. They add the tokens of its rings to its state several times
+   over, so the state grows; it is set to zero before that matters. */
+static carry_status refresh_padding(carry_model_runner *r) {
+    const int32_t own = (int32_t)r->head.sizes.slots;
+    if (++r->padded_steps % CARRY_LM_RING != 0) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_lm_rings_fold(r->pass, r->pool, own));
+    return r->copies != NULL ? carry_model_runner_copy_there(r, false, own, -1) : carry_lm_state_clear(r->pool, own);
 }
 
 carry_status carry_model_runner_begin_rings(carry_model_runner *r, const carry_run *runs, int64_t count) {
@@ -61,11 +73,12 @@ carry_status carry_model_runner_begin_rings(carry_model_runner *r, const carry_r
         waiting += !has_ring(r, &runs[i]) && r->in_ring[runs[i].slot];
     }
     if (!r->places.rings && waiting >= FOLD_ALL) {
+        CARRY_TRY(carry_lm_rings_fold(r->pass, r->pool, -1));
         for (int64_t slot = 0; slot < r->head.sizes.slots; slot++) {
             r->in_ring[slot] = false;
         }
-        CARRY_TRY(carry_lm_rings_fold(r->pass, r->pool, -1));
     }
+    CARRY_TRY(r->places.rings && rows > count ? refresh_padding(r) : CARRY_OK);
     for (int64_t i = 0; i < count; i++) {
         if (has_ring(r, &runs[i])) {
             r->in_ring[runs[i].slot] = true;

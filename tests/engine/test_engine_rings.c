@@ -12,13 +12,13 @@
 
 static const carry_model_runner_options options = {.rings = 2};
 
-/* The models on the CPU, then those that a GPU supports. NULL: past the last, or not on this device. */
+/* All models on the CPU, one on a GPU. NULL: not on this device. */
 static carry_lm *open_case(carry_ctx *ctx, runner_case *c, int index, int device, carry_lm **reference) {
     const carry_lm_config config = runner_model(index);
     *reference = model(ctx, config);
     carry_lm *lm = *reference;
     if (device != 0) {
-        if (!carry_lm_family_describe(config.family).on_cuda || index == RUNNER_MODELS - 1) {
+        if (config.family != &carry_lm_family_qwen3_5) { /* one is enough for the kernels; test_delta_ring has more */
             carry_lm_free(lm);
             return NULL;
         }
@@ -104,7 +104,8 @@ static void copies_have_the_tokens_of_the_rings(void **unused) {
     static runner_case c;
     for (int i = 0; i < 2 * RUNNER_MODELS * devices(); i++) {
         carry_lm *reference;
-        carry_lm *lm = open_case(ctx, &c, i / 2 % RUNNER_MODELS, i / 2 / RUNNER_MODELS, &reference);
+        const bool is_again = i > 2 * RUNNER_MODELS && i % 2 == 0; /* on a GPU only through host memory */
+        carry_lm *lm = is_again ? NULL : open_case(ctx, &c, i / 2 % RUNNER_MODELS, i / 2 / RUNNER_MODELS, &reference);
         if (lm == NULL) {
             continue;
         }

@@ -3,8 +3,7 @@
 
 namespace DELTA_CHUNK {
 
-/* Keeps blocks of one kind together, since the two multiprocessors of a TPC slow each other if they run different code
-   (forward.cu). */
+/* Keeps blocks of one kind together: kinds that run at once are faster so (forward.cu). */
 constexpr unsigned CLUSTER = 2;
 
 template <typename Kernel>

@@ -14,7 +14,7 @@ template <typename Shape> struct scan_worker {
     int group, warp, lane;
 
     static constexpr int HALVES = Shape::HALVES;
-    static constexpr bool TWO_SUMS = HALVES == 1 && Shape::GROUPS == 1; /* for R T^T */
+    static constexpr bool TWO_SUMS = HALVES == 1 && Shape::GROUPS == 1 && !Shape::BY_KEY; /* for R T^T */
     float S[HALVES][64], X[32];
     uint32_t Sb[32]; /* the rounded half of the state that is being multiplied */
 
