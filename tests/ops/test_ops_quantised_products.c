@@ -115,8 +115,8 @@ static void test_decoding_to_bf16_rounds_the_decoded_values(void **state) {
     }
 }
 
-/* Activations rounded to 8 bits change a sum of k terms by about 1/127 / sqrt(12) of the norm of its terms; bf16 changes
-   it by 2^-9 of each term. */
+/* Activations rounded to 8 bits change a sum of k terms by about 1/127 / sqrt(12) of the norm of its terms; bf16
+   changes it by 2^-9 of each term. */
 SUPPORT_UNWATCHED static bool is_near(double has, double first, const float *x, const float *w, int64_t k) {
     double total = first;
     double square = 1.0;
