@@ -297,7 +297,7 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
     carry_flight flight;
     carry_result result;
     carry_about about = {0};
-    bool is_stale;
+    bool is_stale = false;
     CARRY_TRY(accept(s, &flight, &result, &about, &is_stale));
     if (is_stale) {
         return CARRY_OK;

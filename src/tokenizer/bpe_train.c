@@ -322,7 +322,7 @@ static carry_status name_result(carry_ctx *ctx, carry_trainer *t, uint32_t left,
 static carry_status merge_top(carry_ctx *ctx, carry_trainer *t, const queued *top) {
     uint32_t left = (uint32_t)(top->pair >> 32);
     uint32_t right = (uint32_t)top->pair;
-    uint32_t result;
+    uint32_t result = 0;
     CARRY_TRY(name_result(ctx, t, left, right, &result));
     CARRY_TRY(carry_tokenizer_merge(ctx, t->made, left, right, result));
     places list = t->lists[top->places];

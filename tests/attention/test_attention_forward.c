@@ -140,10 +140,10 @@ static void test_attention_by_tiles_matches_float64(void **state) {
             check(contexts, 2, &p, (int)s % LAYOUTS);
         }
         for (int form = 0; form < 4; form++) { /* causal, with grouped heads, after other keys or not, with a window */
-            const int64_t T = form < 2 ? 70 : 300, S = form % 2 != 0 ? T : T + 33;
-            problem p = {.q = random_placed(CARRY_BF16, T, 4, 40, form, 1.0f),
-                         .k = random_placed(CARRY_BF16, S, 2, 40, form, 1.0f),
-                         .v = random_placed(CARRY_BF16, S, 2, 40, form, 1.0f),
+            const int64_t T = form < 2 ? 70 : 300, S = form % 2 != 0 ? T : T + 33, H = support_cases(2, 1);
+            problem p = {.q = random_placed(CARRY_BF16, T, 2 * H, 40, form, 1.0f),
+                         .k = random_placed(CARRY_BF16, S, H, 40, form, 1.0f),
+                         .v = random_placed(CARRY_BF16, S, H, 40, form, 1.0f),
                          .causal = true,
                          .window = form == 1 || form == 2 ? 21 : 0};
             check(contexts, 2, &p, form);

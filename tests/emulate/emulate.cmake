@@ -1,6 +1,5 @@
 # The CUDA kernels as C++ for the emulated runtime beside this file. What needs Hopper's instructions, cuBLASLt or CUPTI
 # is left out (absent.cpp).
-enable_language(CXX)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
 set(emulated ${CMAKE_BINARY_DIR}/emulated)

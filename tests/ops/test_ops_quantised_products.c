@@ -115,8 +115,20 @@ static void test_decoding_to_bf16_rounds_the_decoded_values(void **state) {
     }
 }
 
-/* y by carry_linear with W quantised, against W decoded, in f32. Activations rounded to 8 bits change a sum of k terms
-   by about 1/127 / sqrt(12) of the norm of its terms; bf16 changes it by 2^-9 of each term. */
+/* Activations rounded to 8 bits change a sum of k terms by about 1/127 / sqrt(12) of the norm of its terms; bf16
+   changes it by 2^-9 of each term. */
+SUPPORT_UNWATCHED static bool is_near(double has, double first, const float *x, const float *w, int64_t k) {
+    double total = first;
+    double square = 1.0;
+    for (int64_t i = 0; i < k; i++) {
+        const double term = (double)x[i] * (double)w[i];
+        total += term;
+        square += (double)w[i] * (double)w[i] + term * term;
+    }
+    return fabs(has - total) <= 0.05 * sqrt(square) + fabs(total) / 200.0;
+}
+
+/* y by carry_linear with W quantised, against W decoded, in f32. */
 static void expect_linear(carry_ctx *ctx, const carry_quant_format *format, carry_dtype dtype, int64_t tokens,
                           int64_t k, bool accumulate) {
     const int64_t rows = 37;
@@ -145,15 +157,8 @@ static void expect_linear(carry_ctx *ctx, const carry_quant_format *format, carr
                                 carry_view_2d(is_half ? (void *)half : (void *)x, dtype, tokens, k), W, accumulate));
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t r = 0; r < rows; r++) {
-            double total = accumulate ? 1.0 : 0.0;
-            double square = 1.0;
-            for (int64_t i = 0; i < k; i++) {
-                const double term = (double)x[t * k + i] * (double)decoded[r * k + i];
-                total += term;
-                square += (double)decoded[r * k + i] * (double)decoded[r * k + i] + term * term;
-            }
             const float has = is_half ? carry_f32_from_bf16(y_half[t * rows + r]) : y[t * rows + r];
-            assert_true(fabs((double)has - total) <= 0.05 * sqrt(square) + fabs(total) / 200.0);
+            assert_true(is_near((double)has, accumulate ? 1.0 : 0.0, x + t * k, decoded + r * k, k));
         }
     }
     free(decoded);
@@ -172,6 +177,9 @@ static void test_linear_maps_are_near_those_of_the_decoded_weight(void **state) 
         for (int f = 0; carry_quant_format_at(f) != NULL; f++) {
             static const int64_t tokens[] = {1, 2, 8, 9, 16, 17, 40, 551};
             for (int t = 0; t < 8; t++) {
+                if (!support_takes(f * 8 + t + i, 3)) {
+                    continue;
+                }
                 expect_linear(ctx, carry_quant_format_at(f), CARRY_F32, tokens[t], 300, t % 2 == 0);
                 expect_linear(ctx, carry_quant_format_at(f), CARRY_BF16, tokens[t], 256, t % 2 == 1);
             }
@@ -232,9 +240,11 @@ static void test_bf16_products_have_the_bits_of_decoded_weights(void **state) {
             const carry_bf16 *by = carry_bf16_at(i);
             for (int f = 0; by->missing() == NULL && carry_quant_format_at(f) != NULL; f++) {
                 const carry_quant_format *format = carry_quant_format_at(f);
-                expect_bits_of_decoded(ctx, by, format, 33, 70, 300, CARRY_BF16);
-                expect_bits_of_decoded(ctx, by, format, 5, 37, 1031, CARRY_F32);
-                if (f == carry_quant_format_index(&carry_quant_q8_0)) {
+                if (support_takes(f + i + threads, 3)) {
+                    expect_bits_of_decoded(ctx, by, format, 33, 70, 300, CARRY_BF16);
+                    expect_bits_of_decoded(ctx, by, format, 5, 37, 1031, CARRY_F32);
+                }
+                if (f == carry_quant_format_index(&carry_quant_q8_0) && threads >= support_cases(1, 2)) {
                     expect_bits_of_decoded(ctx, by, format, 7, 165, 4352, CARRY_F32);  /* three blocks of k */
                     expect_bits_of_decoded(ctx, by, format, 7, 165, 3333, CARRY_BF16); /* and of rows */
                 }
