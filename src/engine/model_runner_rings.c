@@ -7,8 +7,8 @@
 #include "engine/model_runner_inside.h"
 #include "model/lm/mixers/rings.h"
 
-#define FOLD_ALL \
-    3 /* slots: a call without rings folds this many or more together with all others, in one launch a layer */
+/* A call without rings that has this many slots to fold folds all slots instead, in one launch a layer. */
+#define FOLD_ALL 3
 
 carry_status carry_model_runner_open_rings(carry_model_runner *r, int64_t least) {
     bool made = false;

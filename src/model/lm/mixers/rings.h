@@ -7,8 +7,6 @@
 
 #include "model/lm/lm_pass.h"
 
-#define CARRY_LM_RING CARRY_MAX_DELTA_RING
-
 /* Gives every slot of the pool empty rings. *made is false if no layer of the model has rings. */
 carry_status carry_lm_rings_open(const carry_lm_pass *pass, carry_lm_state *pool, bool *made);
 /* Adds the tokens of a slot's rings to its states; slot -1: of all slots. Empties the rings. */

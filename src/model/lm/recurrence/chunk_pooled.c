@@ -6,8 +6,7 @@
 #include "model/lm/recurrence/chunk.h"
 #include "ops/pool.h"
 
-#define RING CARRY_MAX_DELTA_RING /* tokens */
-#define MOST_PACKED 32            /* packed pieces of one call of the delta rule; bounds the memory for their states */
+#define MOST_PACKED 32 /* packed pieces of one call of the delta rule; bounds the memory for their states */
 
 carry_status carry_lm_chunk_open_pooled(void *opened, int64_t sequences) {
     carry_lm_chunk *m = opened;
@@ -88,14 +87,15 @@ static carry_status pooled_pieces(carry_lm_chunk *m, const carry_lm_pooled_call 
 size_t carry_lm_chunk_ring_bytes(void *opened, int64_t slots) {
     carry_lm_chunk *m = opened;
     return m->slices == 1 && carry_delta_plan_resize(m->plan, 1, 1) == CARRY_OK
-               ? carry_delta_ring_bytes_of(m->plan, RING, slots)
+               ? carry_delta_ring_bytes_of(m->plan, CARRY_LM_RING, slots)
                : 0;
 }
 
 carry_status carry_lm_chunk_fold(void *opened, carry_tensor pool, void *ring, int64_t slot) {
     carry_lm_chunk *m = opened;
     CARRY_TRY(carry_delta_plan_resize(m->plan, 1, 1));
-    return carry_delta_ring_flush_slot(m->plan, pool, (carry_delta_ring_memory){.data = ring, .length = RING}, slot);
+    return carry_delta_ring_flush_slot(m->plan, pool, (carry_delta_ring_memory){.data = ring, .length = CARRY_LM_RING},
+                                       slot);
 }
 
 carry_status carry_lm_chunk_pooled(void *opened, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
@@ -116,7 +116,7 @@ carry_status carry_lm_chunk_pooled(void *opened, const carry_lm_pooled_call *cal
         one.o = carry_lm_chunk_slice_of(m, args->o, i);
         one.v = carry_lm_chunk_slice_of(m, args->v, i);
         if (call->slots != NULL && call->ring != NULL) {
-            const carry_delta_ring_memory ring = {.data = call->ring, .length = RING};
+            const carry_delta_ring_memory ring = {.data = call->ring, .length = CARRY_LM_RING};
             return carry_delta_step_ring_slots(plan, one.o, states, ring, call->slots, &one, s.rest,
                                                m->delta_workspace);
         }

@@ -12,6 +12,8 @@
 
 #include "carry/delta_ranks.h"
 
+#define CARRY_LM_RING CARRY_MAX_DELTA_RING /* tokens of a ring (mixers/rings.h) */
+
 /* The arguments for states in a pool. The call has steps (one token of each of `batch` sequences), a piece (`tokens`
    tokens of one sequence), or packed pieces (`tokens` tokens of several sequences). */
 typedef struct carry_lm_pooled_call {
