@@ -61,8 +61,10 @@ static carry_status choose_sizes(carry_engine *e, const carry_engine_options *o,
         sizes->tokens = sizes->sequences + draft->runs + CARRY_PAGE_TOKENS;
     }
     CARRY_TRY(draft->by_heads ? carry_lm_heads_open(e->model.lm, &e->heads) : CARRY_OK);
+    const carry_model_runner_options runner = {.same_bits = o->same_bits, .heads = e->heads, .types = types};
     carry_pool_demand demand = {.sequences = sizes->sequences, .context = sizes->context};
     carry_model_runner_measure(lm, e->heads, dtype, types, &demand.slot_bytes, &demand.page_bytes);
+    demand.slot_bytes += carry_model_runner_ring_bytes(lm, &runner, sizes->sequences + draft->runs);
     demand.most_slots = sizes->sequences + draft->runs + (o->no_cache ? 0 : SNAPSHOTS);
     demand.spare = o->no_cache ? 0 : 3 * sizes->sequences;
     CARRY_TRY(choose_memory(e->ctx, lm->own.device, &memory));

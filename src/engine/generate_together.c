@@ -194,14 +194,14 @@ static carry_status open_together(together *w) {
     CARRY_TRY(draft.by_heads ? carry_lm_heads_open(lm, &w->heads) : CARRY_OK);
     CARRY_TRY(carry_state_types_parse(&types, lm, g->options->dtype, e->kv_type, e->state_type));
     carry_model_runner_measure(lm, w->heads, g->options->dtype, &types, &demand.slot_bytes, &demand.page_bytes);
+    const carry_model_runner_options runner = {.same_bits = e->same_bits, .heads = w->heads, .types = &types};
+    demand.slot_bytes += carry_model_runner_ring_bytes(lm, &runner, sizes.sequences + draft.runs);
     CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
     CARRY_TRY(
         carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, e->memory > 0 ? e->memory : available / 2, &demand));
     const int64_t texts = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
     sizes.sequences = texts + draft.runs < sizes.slots ? texts + draft.runs : sizes.slots;
-    CARRY_TRY(carry_model_runner_new_with(
-        lm, &w->runner, &sizes, g->options->dtype,
-        &(carry_model_runner_options){.same_bits = e->same_bits, .heads = w->heads, .types = &types}));
+    CARRY_TRY(carry_model_runner_new_with(lm, &w->runner, &sizes, g->options->dtype, &runner));
     const carry_scheduler_options options = {
         .cache = {.device_bytes = !is_cached            ? 0
                                   : e->cache_device > 0 ? e->cache_device

@@ -22,9 +22,9 @@ typedef struct carry_model_runner_options {
     bool scores;     /* all runs have targets, and none wants a token: for evaluation (model_runner_score.c) */
     carry_lm *heads; /* multi-token heads of the model, for ops->draft; NULL: none. The runner uses them */
     const carry_state_types *types; /* NULL: keys and values in the type of activations, states in f32 */
-    /* > 0: steps of this many sequences or more, padding included, write the states of the delta rule once in 16 tokens
-       (model/lm/mixers/rings.h), if nothing above forbids it. Rings take a quarter to a half of the memory of these
-       states, in addition to slot_bytes. */
+    /* Steps of this many sequences or more, padding included, write the states of the delta rule once in 16 tokens
+       (model/lm/mixers/rings.h), if nothing above forbids it. 0: on GPUs as many as were measured to gain; < 0: no
+       rings. */
     int64_t rings;
 } carry_model_runner_options;
 
@@ -39,5 +39,7 @@ carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, cons
    as above. */
 void carry_model_runner_measure(const carry_lm *lm, const carry_lm *heads, carry_dtype dtype,
                                 const carry_state_types *types, size_t *slot, size_t *page);
+/* The bytes of a slot's rings, in addition to the above, of a runner with steps of `sequences`; 0: it has none. */
+size_t carry_model_runner_ring_bytes(const carry_lm *lm, const carry_model_runner_options *options, int64_t sequences);
 
 #endif

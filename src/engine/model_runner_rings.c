@@ -9,10 +9,30 @@
 
 /* A call without rings that has this many slots to fold folds all slots instead, in one launch a layer. */
 #define FOLD_ALL 3
+/* Steps of this many sequences were measured to gain on an H200: 8 % with 32, a quarter with 256
+   (docs/attempts/delta-cuda.md). */
+#define RINGS_LEAST 17
+
+size_t carry_model_runner_ring_bytes(const carry_lm *lm, const carry_model_runner_options *o, int64_t sequences) {
+    const carry_lm_ring_sizes sizes = carry_lm_rings_measure(lm);
+    const bool gains = lm->own.device != 0 && sizes.pays && sequences >= RINGS_LEAST;
+    const bool can =
+        o->heads == NULL && !o->same_bits && !o->scores && (o->types == NULL || o->types->state == CARRY_F32);
+    return can && (o->rings > 0 ? sequences >= o->rings : o->rings == 0 && gains) ? sizes.bytes : 0;
+}
 
 carry_status carry_model_runner_open_rings(carry_model_runner *r, int64_t least) {
     bool made = false;
-    if (least < 1 || r->heads.lm != NULL || r->same_bits || r->scores || r->types.state != CARRY_F32) {
+    /* Other kernels run the steps of few sequences, and write the states of each. */
+    const int64_t decode = r->decode != NULL ? carry_decode_sequences(r->decode) : 0;
+    const int64_t chain = r->chain != NULL ? carry_chain_sequences(r->chain) : 0;
+    const int64_t others = decode > chain ? decode : chain;
+    const carry_model_runner_options options = {
+        .same_bits = r->same_bits, .scores = r->scores, .heads = r->heads.lm, .types = &r->types, .rings = least};
+    least = least > 0 ? least : RINGS_LEAST;
+    r->ring_least = least > others ? least : others + 1;
+    if (r->head.sizes.sequences < r->ring_least ||
+        carry_model_runner_ring_bytes(r->lm, &options, r->head.sizes.sequences) == 0) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_lm_rings_open(r->pass, r->pool, &made));
@@ -23,11 +43,6 @@ carry_status carry_model_runner_open_rings(carry_model_runner *r, int64_t least)
     if (r->in_ring == NULL) {
         return carry_fail(r->head.ctx, CARRY_EMEMORY, "out of memory: the rings of a runner");
     }
-    /* Other kernels run the steps of few sequences, and write the states of each. */
-    const int64_t decode = r->decode != NULL ? carry_decode_sequences(r->decode) : 0;
-    const int64_t chain = r->chain != NULL ? carry_chain_sequences(r->chain) : 0;
-    const int64_t others = decode > chain ? decode : chain;
-    r->ring_least = least > others ? least : others + 1;
     return CARRY_OK;
 }
 

@@ -6,6 +6,9 @@
 #include "runner_support.h"
 
 #include "engine/model_runner_inside.h"
+#include "model/lm/mixers/delta.h"
+#include "model/lm/mixers/kda.h"
+#include "model/lm/mixers/mixer.h"
 
 /* Rings sum in another order: 1.4e-5 were observed on the CPU. A token that is lost or counted twice gives 1e-2. */
 #define TOLERANCE 2e-4
@@ -144,10 +147,73 @@ static void copies_have_the_tokens_of_the_rings(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* The memory that is planned for the rings of a slot is what they take. */
+static void rings_take_the_planned_memory(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    static runner_case c;
+    carry_lm *reference;
+    int found = 0;
+    for (int i = 0; i < RUNNER_MODELS; i++) {
+        carry_lm *lm = open_case(ctx, &c, i, 0, &reference);
+        if (lm == NULL) {
+            continue;
+        }
+        const carry_model_runner *r = (const carry_model_runner *)c.runner;
+        const int64_t slots = r->head.sizes.slots + 1;
+        size_t bytes = 0;
+        for (int64_t layer = 0; layer < lm->config.num_hidden_layers && r->pool->ring != NULL; layer++) {
+            const carry_lm_sublayer *mixer = &lm->layer[layer].mixer;
+            if (r->pool->ring[layer] != NULL && mixer->part == &carry_lm_mixer_delta) {
+                const carry_lm_delta *delta = r->pass->part[mixer->kind].opened;
+                bytes += delta->method->ring_bytes(delta->recurrence, slots);
+            } else if (r->pool->ring[layer] != NULL) {
+                bytes += carry_lm_recurrence_chunk.ring_bytes(
+                    ((const carry_lm_kda *)r->pass->part[mixer->kind].opened)->recurrence, slots);
+            }
+        }
+        assert_true(bytes == carry_model_runner_ring_bytes(lm, &options, RUNNER_SEQUENCES) * (size_t)slots);
+        found += bytes > 0;
+        close_case(&c, lm, reference);
+    }
+    assert_true(found > 1);
+    carry_ctx_free(ctx);
+}
+
+/* Without being asked, only for many sequences on a GPU, and for heads that were measured. */
+static void rings_are_chosen_where_they_gain(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_lm *small = model(ctx, runner_model(0));
+    carry_lm *lm = model(ctx, gpu_config(32, 64));
+    const carry_state_types narrow = {.kv = CARRY_BF16, .state = CARRY_BF16};
+    const carry_model_runner_options chosen = {0};
+    carry_lm there = *lm;
+    carry_lm small_there = *small;
+    there.own.device = small_there.own.device = 1;
+    assert_true(carry_model_runner_ring_bytes(lm, &chosen, 64) == 0);
+    assert_true(carry_model_runner_ring_bytes(&small_there, &chosen, 64) == 0);
+    assert_true(carry_model_runner_ring_bytes(&there, &chosen, 16) == 0);
+    /* two layers of 8 heads with 8 counts, and 16 tokens of k, u and a decay */
+    assert_true(carry_model_runner_ring_bytes(&there, &chosen, 17) == (size_t)2 * 8 * 4 * (8 + 16 * 257));
+    assert_true(carry_model_runner_ring_bytes(&there, &(carry_model_runner_options){.rings = -1}, 64) == 0);
+    assert_true(carry_model_runner_ring_bytes(&there, &(carry_model_runner_options){.same_bits = true}, 64) == 0);
+    assert_true(carry_model_runner_ring_bytes(&there, &(carry_model_runner_options){.scores = true}, 64) == 0);
+    assert_true(carry_model_runner_ring_bytes(&there, &(carry_model_runner_options){.types = &narrow}, 64) == 0);
+    assert_true(carry_model_runner_ring_bytes(&there, &(carry_model_runner_options){.heads = &there}, 64) == 0);
+    assert_true(carry_model_runner_ring_bytes(lm, &(carry_model_runner_options){.rings = 17}, 16) == 0);
+    assert_true(carry_model_runner_ring_bytes(lm, &(carry_model_runner_options){.rings = 17}, 17) > 0);
+    carry_lm_free(lm);
+    carry_lm_free(small);
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_and_pieces_equal_the_whole),
         cmocka_unit_test(copies_have_the_tokens_of_the_rings),
+        cmocka_unit_test(rings_take_the_planned_memory),
+        cmocka_unit_test(rings_are_chosen_where_they_gain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

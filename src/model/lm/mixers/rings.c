@@ -6,6 +6,7 @@
 #include "carry/device.h"
 #include "core/context.h"
 #include "core/tensor.h"
+#include "delta/ring.h"
 #include "model/lm/mixers/delta.h"
 #include "model/lm/mixers/kda.h"
 #include "model/lm/mixers/mixer.h"
@@ -26,6 +27,28 @@ static void *recurrence_of(const carry_lm_pass *pass, int64_t layer, const carry
         recurrence = ((const carry_lm_kda *)opened)->recurrence;
     }
     return *method != NULL && (*method)->fold != NULL ? recurrence : NULL;
+}
+
+carry_lm_ring_sizes carry_lm_rings_measure(const carry_lm *lm) {
+    const carry_lm_pool_types types = {
+        .activations = CARRY_F32, .caches = CARRY_F32, .states = CARRY_F32, .sequences = 1};
+    carry_lm_ring_sizes sizes = {.pays = true};
+    for (int64_t layer = 0; layer < lm->config.num_hidden_layers; layer++) {
+        const carry_lm_part *part = lm->layer[layer].mixer.part;
+        carry_lm_state_part about[CARRY_LM_STATE_PARTS];
+        const bool is_delta = part == &carry_lm_mixer_delta && lm->config.delta.use_delta_rule;
+        carry_lm_pool_describe(lm, layer, &types, about);
+        const int64_t *shape = about[STATES].shape; /* heads, K, V */
+        if ((!is_delta && part != &carry_lm_mixer_kda) || shape[2] > CARRY_MAX_DELTA_DIM) {
+            continue;
+        }
+        const int64_t decays = part == &carry_lm_mixer_kda ? shape[1] : 1;
+        sizes.bytes +=
+            4 * (size_t)(shape[0] * (CARRY_DELTA_RING_COUNTS + CARRY_LM_RING * (shape[1] + decays + shape[2])));
+        sizes.pays = sizes.pays && shape[1] == 128 && shape[2] == 128;
+    }
+    sizes.pays = sizes.pays && sizes.bytes > 0;
+    return sizes;
 }
 
 static carry_status open_layer(const carry_lm_pass *pass, carry_lm_state *pool, int64_t layer) {
