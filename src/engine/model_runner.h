@@ -39,7 +39,7 @@ carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, cons
    as above. */
 void carry_model_runner_measure(const carry_lm *lm, const carry_lm *heads, carry_dtype dtype,
                                 const carry_state_types *types, size_t *slot, size_t *page);
-/* The bytes of a slot's rings, in addition to the above, of a runner with steps of `sequences`; 0: it has none. */
+/* The bytes of a slot's rings, in addition to the above, in a runner with steps of `sequences`; 0 without rings. */
 size_t carry_model_runner_ring_bytes(const carry_lm *lm, const carry_model_runner_options *options, int64_t sequences);
 
 #endif
