@@ -182,10 +182,10 @@ template <int D, bool F8> struct tile_loader {
         }
     }
     /* The number of a token's head in the cache; for tokens that are not there yet that of one of the tile's. */
-    __device__ __forceinline__ size_t head_of(int j, int first, int token) const {
+    __device__ __forceinline__ uint32_t head_of(int j, int first, int token) const {
         const int old = max(item.position - first - 1, 0);
-        const size_t row = (size_t)page[j] * CARRY_PAGE_TOKENS + (size_t)(first % CARRY_PAGE_TOKENS + min(token, old));
-        return row * a.key_heads + item.head;
+        const int row = page[j] * CARRY_PAGE_TOKENS + first % CARRY_PAGE_TOKENS + min(token, old);
+        return (uint32_t)row * (uint32_t)a.key_heads + (uint32_t)item.head;
     }
     static __device__ __forceinline__ uint4 load(const unsigned char *from) {
         uint4 v;
@@ -198,8 +198,8 @@ template <int D, bool F8> struct tile_loader {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const size_t head = head_of(j, first, g + 8 * half);
-            const unsigned char *from = (const unsigned char *)a.keys + head * shape::ROW + t * 16;
+            const uint32_t head = head_of(j, first, g + 8 * half);
+            const unsigned char *from = (const unsigned char *)a.keys + (uint64_t)head * shape::ROW + t * 16;
 #pragma unroll
             for (int i = 0; i < shape::KEY_LOADS; i++) {
                 k.of[half][i] = load(from + i * 64);
@@ -214,7 +214,7 @@ template <int D, bool F8> struct tile_loader {
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const unsigned char *from =
-                (const unsigned char *)a.values + head_of(j, first, value_token(n, t)) * shape::ROW + g * 16;
+                (const unsigned char *)a.values + (uint64_t)head_of(j, first, value_token(n, t)) * shape::ROW + g * 16;
 #pragma unroll
             for (int i = 0; i < shape::VALUE_LOADS; i++) {
                 v.of[n][i] = load(from + i * 128);
@@ -308,6 +308,16 @@ static __device__ __forceinline__ void weigh(warp_sums<D, F8> &s, float (&score)
     }
 }
 
+template <int D, bool F8>
+static __device__ __forceinline__ float largest_of_warps(const attend_memory<D, F8> &m, int head, int warps) {
+    float most = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < ATTEND_WARPS; w++) {
+        most = w < warps ? fmaxf(most, m.part[w][0][head]) : most;
+    }
+    return most;
+}
+
 /* Combines the sums of the warps in a fixed order and stores them. warps: those that have tokens. */
 template <int D, bool F8>
 static __device__ __forceinline__ void put_part(const carry_chain_attend &a, attend_memory<D, F8> &m,
@@ -327,10 +337,7 @@ static __device__ __forceinline__ void put_part(const carry_chain_attend &a, att
     float keep[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float most = -INFINITY;
-        for (int w = 0; w < warps; w++) {
-            most = fmaxf(most, m.part[w][0][2 * t + h]);
-        }
+        const float most = largest_of_warps<D, F8>(m, 2 * t + h, warps);
         keep[h] = power_of_two(s.most[h] - most);
         if constexpr (F8) { /* sums relative to `most`, of values with their scales */
             keep[h] *= exp2f(s.heaviest[h] - s.most[h] - 127.0f - WEIGHT_BITS);
@@ -369,12 +376,11 @@ static __device__ __forceinline__ void put_part(const carry_chain_attend &a, att
         *(float2 *)(a.part + (first + (size_t)h * SPLITS) * (D + 2) + column) = x;
     }
     if ((int)threadIdx.x < group) {
-        float most = -INFINITY, total = 0.0f;
-        for (int w = 0; w < warps; w++) {
-            most = fmaxf(most, m.part[w][0][threadIdx.x]);
-        }
-        for (int w = 0; w < warps; w++) {
-            total += power_of_two(m.part[w][0][threadIdx.x] - most) * m.part[w][1][threadIdx.x];
+        const float most = largest_of_warps<D, F8>(m, (int)threadIdx.x, warps);
+        float total = 0.0f;
+#pragma unroll
+        for (int w = 0; w < ATTEND_WARPS; w++) {
+            total += w < warps ? power_of_two(m.part[w][0][threadIdx.x] - most) * m.part[w][1][threadIdx.x] : 0.0f;
         }
         *(float2 *)(a.part + (first + (size_t)threadIdx.x * SPLITS) * (D + 2) + D) = make_float2(most, total);
     }
@@ -460,15 +466,26 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
 #endif
 }
 
+/* In the order of the program, so that all loads are on their way before the first result is needed. */
+static __device__ __forceinline__ float load_in_turn(const float *from) {
+    float x;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from));
+    return x;
+}
+
 /* The sum of at most MOST parts of a head, for one column. */
 template <int MOST> static __device__ __forceinline__ float sum_parts(const float *part, int width, int used) {
     float own[MOST], most[MOST], sum[MOST], larger = -INFINITY, total = 0.0f, y = 0.0f;
 #pragma unroll
     for (int s = 0; s < MOST; s++) {
         const float *from = part + (size_t)min(s, used - 1) * (width + 2);
-        own[s] = __ldcg(from + threadIdx.x);
-        most[s] = s < used ? __ldcg(from + width) : -INFINITY;
-        sum[s] = __ldcg(from + width + 1);
+        own[s] = load_in_turn(from + threadIdx.x);
+        most[s] = load_in_turn(from + width);
+        sum[s] = load_in_turn(from + width + 1);
+    }
+#pragma unroll
+    for (int s = 0; s < MOST; s++) {
+        most[s] = s < used ? most[s] : -INFINITY;
         larger = fmaxf(larger, most[s]);
     }
 #pragma unroll

@@ -62,14 +62,15 @@ static __device__ __forceinline__ unsigned half_pair_of(float low, float high) {
     return *(const unsigned *)&pair;
 }
 
-/* Two 8-bit floats, in the low or the high half of a word, as f16. */
-static __device__ __forceinline__ unsigned f8_pair(unsigned codes) {
+/* Four 8-bit floats as two pairs of f16. */
+static __device__ __forceinline__ void f8_pairs(unsigned &low, unsigned &high, unsigned codes) {
 #if defined(CARRY_EMULATED)
-    return half_pair_of(carry_f8_value((uint8_t)codes), carry_f8_value((uint8_t)(codes >> 8)));
+    low = half_pair_of(carry_f8_value((uint8_t)codes), carry_f8_value((uint8_t)(codes >> 8)));
+    high = half_pair_of(carry_f8_value((uint8_t)(codes >> 16)), carry_f8_value((uint8_t)(codes >> 24)));
 #else
-    unsigned pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((unsigned short)codes));
-    return pair;
+    asm("{ .reg .b16 x, y; mov.b32 {x, y}, %2; cvt.rn.f16x2.e4m3x2 %0, x; cvt.rn.f16x2.e4m3x2 %1, y; }"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
 #endif
 }
 
@@ -98,12 +99,13 @@ static __device__ __forceinline__ void tile_scores(float (&score)[4], const tile
         const uint4 low = k.of[0][i], high = k.of[1][i];
         if constexpr (F8) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const uint4 b = q[i * 8 + half];
-                const unsigned x = word_of(low, 2 * half), y = word_of(high, 2 * half);
-                multiply_tile<true>(c[0], f8_pair(x), f8_pair(y), f8_pair(x >> 16), f8_pair(y >> 16), b.x, b.y);
-                const unsigned z = word_of(low, 2 * half + 1), w = word_of(high, 2 * half + 1);
-                multiply_tile<true>(c[1], f8_pair(z), f8_pair(w), f8_pair(z >> 16), f8_pair(w >> 16), b.z, b.w);
+            for (int word = 0; word < 4; word++) {
+                const uint4 b = q[i * 8 + word / 2];
+                unsigned a[4];
+                f8_pairs(a[0], a[2], word_of(low, word));
+                f8_pairs(a[1], a[3], word_of(high, word));
+                multiply_tile<true>(c[word % 2], a[0], a[1], a[2], a[3], word % 2 == 0 ? b.x : b.z,
+                                    word % 2 == 0 ? b.y : b.w);
             }
         } else {
             const uint4 b = q[i * 4];
@@ -132,12 +134,14 @@ static __device__ __forceinline__ void add_values(float (&sum)[tile_shape<D, F8>
             const unsigned w[4] = {word_of(v.of[0][i], j), word_of(v.of[1][i], j), word_of(v.of[2][i], j),
                                    word_of(v.of[3][i], j)};
             if constexpr (F8) { /* four columns of each token */
-                const unsigned x = __byte_perm(w[0], w[1], 0x5140), y = __byte_perm(w[2], w[3], 0x5140);
-                multiply_tile<true>(sum[(i * 4 + j) * 2], f8_pair(x), f8_pair(x >> 16), f8_pair(y), f8_pair(y >> 16),
-                                    b0, b1);
-                const unsigned z = __byte_perm(w[0], w[1], 0x7362), u = __byte_perm(w[2], w[3], 0x7362);
-                multiply_tile<true>(sum[(i * 4 + j) * 2 + 1], f8_pair(z), f8_pair(z >> 16), f8_pair(u),
-                                    f8_pair(u >> 16), b0, b1);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const unsigned order = half == 0 ? 0x5140 : 0x7362;
+                    unsigned a[4];
+                    f8_pairs(a[0], a[1], __byte_perm(w[0], w[1], order));
+                    f8_pairs(a[2], a[3], __byte_perm(w[2], w[3], order));
+                    multiply_tile<true>(sum[(i * 4 + j) * 2 + half], a[0], a[1], a[2], a[3], b0, b1);
+                }
             } else { /* two */
                 multiply_tile<false>(sum[i * 4 + j], __byte_perm(w[0], w[1], 0x5410), __byte_perm(w[0], w[1], 0x7632),
                                      __byte_perm(w[2], w[3], 0x5410), __byte_perm(w[2], w[3], 0x7632), b0, b1);
