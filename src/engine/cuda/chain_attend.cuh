@@ -12,248 +12,11 @@
 #ifndef CARRY_ENGINE_CHAIN_ATTEND_CUH
 #define CARRY_ENGINE_CHAIN_ATTEND_CUH
 
-#include "engine/cuda/chain_heads.cuh"
-#include "engine/cuda/chain_scores.cuh"
+#include "engine/cuda/chain_tiles.cuh"
 
 namespace chain {
 
-constexpr int SPLITS = CARRY_CHAIN_SPLITS, GROUP = CARRY_CHAIN_GROUP;
-constexpr int ATTEND_WARPS = 4, ATTEND_THREADS = 32 * ATTEND_WARPS, ATTEND_BLOCKS = 2; /* a multiprocessor's blocks */
-constexpr int TOKENS = 16, LEAST_SPLIT = 128, USUAL_SPLIT = 512;
-constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float WEIGHT_BITS = 15.0f; /* 8-bit values: weights are up to 2^15, since the smallest f16 is 2^-24 */
-
-/* Tokens of a split, a multiple of the tokens of a page. It depends only on the length, so that both kernels and all
-   batches agree. Short texts have few splits, so that the first and last work of a block is a small part of it. */
-static __device__ __forceinline__ int split_tokens(int tokens) {
-    const int eighth = (tokens + 7) / 8, even = (tokens + SPLITS - 1) / SPLITS;
-    const int each = max(max(LEAST_SPLIT, even), min(USUAL_SPLIT, eighth));
-    return (each + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS * CARRY_PAGE_TOKENS;
-}
-
-static __device__ __forceinline__ int used_splits(int tokens) {
-    const int each = split_tokens(tokens);
-    return (tokens + each - 1) / each;
-}
-
-template <int D, bool F8> struct attend_memory {
-    alignas(16) unsigned char q[GROUP * tile_shape<D, F8>::QUERY_BYTES]; /* [heads, columns], bf16 or f16 */
-    alignas(16) unsigned char newest[2][tile_shape<D, F8>::ROW];         /* the new token's key and value */
-    uint8_t newest_scale[2];
-    float factor[GROUP];                /* of the scores of a head */
-    float part[ATTEND_WARPS][2][GROUP]; /* maxima and sums of exponentials */
-    float sums[2][GROUP][D + 4];        /* of two warps */
-};
-
-struct attend_item {
-    int b, head, split;
-    int position, begin, end; /* of the new token, and of the split */
-    const int32_t *pages;
-};
-
-/* Finds item number `number`: items are in the order of sequences, then splits, then key heads. Returns false if there
-   are fewer. All warps find the same; lanes count two sequences each. */
-static __device__ __forceinline__ bool find_item(attend_item &item, const carry_chain_attend &a,
-                                                 const carry_chain_lists &lists, int number) {
-    static_assert(CARRY_CHAIN_SEQUENCES <= 64, "two sequences a lane");
-    const int lane = threadIdx.x % 32;
-    int before = 0;
-    for (int first = 0; first < lists.sequences; first += 32) {
-        const int own =
-            first + lane < lists.sequences ? a.key_heads * used_splits((int)lists.lengths[first + lane] + 1) : 0;
-        int until = own; /* items of this sequence and those before it */
-#pragma unroll
-        for (int apart = 1; apart < 32; apart *= 2) {
-            const int other = __shfl_up_sync(~0u, until, apart);
-            until += lane >= apart ? other : 0;
-        }
-        until += before;
-        const unsigned later = __ballot_sync(~0u, number < until);
-        if (later != 0) {
-            const int at = __ffs((int)later) - 1, rest = number - __shfl_sync(~0u, until - own, at);
-            item.b = first + at;
-            item.split = rest / a.key_heads;
-            item.head = rest % a.key_heads;
-            item.position = (int)lists.lengths[item.b];
-            const int each = split_tokens(item.position + 1);
-            item.begin = item.split * each;
-            item.end = min(item.begin + each, item.position + 1);
-            item.pages = lists.pages + lists.offsets[item.b];
-            return true;
-        }
-        before = __shfl_sync(~0u, until, 31);
-    }
-    return false;
-}
-
-/* A head of the queries in shared memory: bf16, or f16 times a power of two that makes the largest element at least
-   2^14 and below 2^15. */
-template <int E, bool F8>
-static __device__ __forceinline__ void put_query(unsigned char *to, float *factor, const float (&x)[E], float scale) {
-    const int lane = threadIdx.x % 32;
-    float times = 1.0f, back = 1.0f;
-    if constexpr (F8) {
-        uint32_t largest = 0;
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            const uint32_t size = f8_size(x[e]);
-            largest = size > largest ? size : largest;
-        }
-        const uint32_t exponent = max(f8_largest_of_warp(largest) >> 23, 15u);
-        times = carry_f8_float((268 - exponent) << 23);
-        back = carry_f8_float((exponent - 14) << 23);
-    }
-#pragma unroll
-    for (int e = 0; e < E; e += 2) {
-        const float low = x[e] * times, high = x[e + 1] * times;
-        *(unsigned *)(to + (lane * E + e) * 2) = F8 ? half_pair_of(low, high) : pair_of(low, high);
-    }
-    if (lane == 0) {
-        *factor = back * scale * LOG2_E;
-    }
-}
-
-/* Puts the queries of the item into shared memory, and the new token's key and value there and into the cache. A warp
-   has every fourth of these heads. */
-template <int D, bool F8>
-static __device__ __forceinline__ void begin_item(const carry_chain_attend &a, attend_memory<D, F8> &m,
-                                                  const attend_item &item) {
-    constexpr int E = D / 32, BYTES = tile_shape<D, F8>::QUERY_BYTES;
-    const int lane = threadIdx.x % 32, group = a.heads / a.key_heads;
-    const int heads = item.end > item.position ? group + 2 : group;
-    const auto *in = (const __nv_bfloat16 *)a.in + (size_t)item.b * a.in_stride + lane * E;
-    const auto column = [&](int i) {
-        return i < group ? a.q + (item.head * group + i) * a.q_head : (i == group ? a.k : a.v) + item.head * D;
-    };
-    const turn<E> t = turn_of<E>(a, item.position);
-    const int page = __ldg(item.pages + item.position / CARRY_PAGE_TOKENS);
-    int i = threadIdx.x / 32;
-    await_previous();
-    lane_elements<E> next = {};
-    if (i < heads) {
-        next = load<E>(in, column(i));
-    }
-#pragma unroll 1
-    for (; i < heads; i += ATTEND_WARPS) {
-        const lane_elements<E> own = next;
-        alignas(16) float x[E];
-        if (i + ATTEND_WARPS < heads) {
-            next = load<E>(in, column(i + ATTEND_WARPS));
-        }
-        if (i <= group) {
-            turned<E>(x, own, i < group ? a.q_norm : a.k_norm, a, t);
-        } else {
-            widen<E>(x, own);
-        }
-        if (i < group) {
-            put_query<E, F8>(m.q + i * BYTES, &m.factor[i], x, a.scale);
-        } else {
-            const size_t row = (size_t)page * CARRY_PAGE_TOKENS + (size_t)(item.position % CARRY_PAGE_TOKENS);
-            const size_t head = row * a.key_heads + item.head;
-            const int which = i - group;
-            store_head<E, F8>((unsigned char *)(which == 0 ? a.keys : a.values) + head * tile_shape<D, F8>::ROW,
-                              F8 ? (which == 0 ? a.key_scales : a.value_scales) + head : nullptr, m.newest[which],
-                              &m.newest_scale[which], x);
-        }
-    }
-    for (int h = group + (int)threadIdx.x / 32; h < GROUP; h += ATTEND_WARPS) { /* absent heads: zero */
-        const float zero[E] = {};
-        put_query<E, F8>(m.q + h * BYTES, &m.factor[h], zero, 0.0f);
-    }
-    __syncthreads();
-}
-
-/* Keys and values of the next tiles of a warp. first: the first token of the first; later tiles are ATTEND_WARPS tiles
-   apart. page: of each tile. */
-template <int D, bool F8> struct tile_loader {
-    using shape = tile_shape<D, F8>;
-    static constexpr int APART = ATTEND_WARPS * TOKENS, AT_ONCE = APART * shape::TILES;
-    const carry_chain_attend &a;
-    const attend_item &item;
-    int page[shape::TILES];
-
-    /* Pages of the tiles from `first` on; those past the end keep their page. */
-    __device__ __forceinline__ void find(int first) {
-#pragma unroll
-        for (int j = 0; j < shape::TILES; j++) {
-            if (first + j * APART < item.end) {
-                page[j] = __ldg(item.pages + (first + j * APART) / CARRY_PAGE_TOKENS);
-            }
-        }
-    }
-    /* The number of a token's head in the cache; for tokens that are not there yet that of one of the tile's. */
-    __device__ __forceinline__ uint32_t head_of(int j, int first, int token) const {
-        const int old = max(item.position - first - 1, 0);
-        const int row = page[j] * CARRY_PAGE_TOKENS + first % CARRY_PAGE_TOKENS + min(token, old);
-        return (uint32_t)row * (uint32_t)a.key_heads + (uint32_t)item.head;
-    }
-    static __device__ __forceinline__ uint4 load(const unsigned char *from) {
-        uint4 v;
-        asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "l"(from));
-        return v;
-    }
-    __device__ __forceinline__ void load_keys(tile_keys<D, F8> &k, int j, int first) const {
-        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const uint32_t head = head_of(j, first, g + 8 * half);
-            const unsigned char *from = (const unsigned char *)a.keys + (uint64_t)head * shape::ROW + t * 16;
-#pragma unroll
-            for (int i = 0; i < shape::KEY_LOADS; i++) {
-                k.of[half][i] = load(from + i * 64);
-            }
-            if constexpr (F8) {
-                k.scale[half] = __ldcg(a.key_scales + head);
-            }
-        }
-    }
-    __device__ __forceinline__ void load_values(tile_values<D, F8> &v, int j, int first) const {
-        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const unsigned char *from =
-                (const unsigned char *)a.values + (uint64_t)head_of(j, first, value_token(n, t)) * shape::ROW + g * 16;
-#pragma unroll
-            for (int i = 0; i < shape::VALUE_LOADS; i++) {
-                v.of[n][i] = load(from + i * 128);
-            }
-        }
-        if constexpr (F8) {
-            v.scale[0] = __ldcg(a.value_scales + head_of(j, first, g));
-            v.scale[1] = __ldcg(a.value_scales + head_of(j, first, g + 8));
-        }
-    }
-};
-
-/* Gives the tokens of a tile from number `old` on the new token's key and value. */
-template <int D, bool F8>
-static __device__ __forceinline__ void put_newest(tile_keys<D, F8> &k, tile_values<D, F8> &v,
-                                                  const attend_memory<D, F8> &m, int old) {
-    using shape = tile_shape<D, F8>;
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        if (g + 8 * half >= old) {
-#pragma unroll
-            for (int i = 0; i < shape::KEY_LOADS; i++) {
-                k.of[half][i] = *(const uint4 *)(m.newest[0] + t * 16 + i * 64);
-            }
-            k.scale[half] = F8 ? m.newest_scale[0] : 0;
-            v.scale[half] = F8 ? m.newest_scale[1] : 0;
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        if (value_token(n, t) >= old) {
-#pragma unroll
-            for (int i = 0; i < shape::VALUE_LOADS; i++) {
-                v.of[n][i] = *(const uint4 *)(m.newest[1] + g * 16 + i * 128);
-            }
-        }
-    }
-}
 
 /* The sums of a warp, for heads 2t and 2t + 1. Values in 8 bits have scales, which may differ a lot between tokens: the
    sums are then relative to the largest product of exponential and scale, `heaviest`, and not to the largest score. */
@@ -458,9 +221,13 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
     __shared__ attend_memory<D, F8> m;
     attend_item item;
     let_next_begin();
-    for (int i = blockIdx.x; find_item(item, a, lists, i); i += gridDim.x) {
+    const int items = find_item(item, a, lists, (int)blockIdx.x);
+    for (int i = blockIdx.x; i < items; i += gridDim.x) {
+        if (i != (int)blockIdx.x) {
+            __syncthreads(); /* until all warps have read the shared memory of the item before */
+            find_item(item, a, lists, i);
+        }
         attend_to<D, F8>(a, m, item);
-        __syncthreads();
     }
     await_previous(); /* also in a block without work: the next kernel relies on it */
 #endif
@@ -473,33 +240,41 @@ static __device__ __forceinline__ float load_in_turn(const float *from) {
     return x;
 }
 
-/* The sum of at most MOST parts of a head, for one column. */
+/* The sum of parts for one column, MOST at a time. */
 template <int MOST> static __device__ __forceinline__ float sum_parts(const float *part, int width, int used) {
-    float own[MOST], most[MOST], sum[MOST], larger = -INFINITY, total = 0.0f, y = 0.0f;
+    float most = -INFINITY, total = 0.0f, y = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < used; first += MOST) {
+        float own[MOST], other[MOST], sum[MOST], larger = most;
 #pragma unroll
-    for (int s = 0; s < MOST; s++) {
-        const float *from = part + (size_t)min(s, used - 1) * (width + 2);
-        own[s] = load_in_turn(from + threadIdx.x);
-        most[s] = load_in_turn(from + width);
-        sum[s] = load_in_turn(from + width + 1);
-    }
+        for (int s = 0; s < MOST; s++) {
+            const float *from = part + (size_t)min(first + s, used - 1) * (width + 2);
+            own[s] = load_in_turn(from + threadIdx.x);
+            other[s] = load_in_turn(from + width);
+            sum[s] = load_in_turn(from + width + 1);
+        }
 #pragma unroll
-    for (int s = 0; s < MOST; s++) {
-        most[s] = s < used ? most[s] : -INFINITY;
-        larger = fmaxf(larger, most[s]);
-    }
+        for (int s = 0; s < MOST; s++) {
+            other[s] = first + s < used ? other[s] : -INFINITY;
+            larger = fmaxf(larger, other[s]);
+        }
+        const float keep = exp2f(most - larger);
+        total *= keep;
+        y *= keep;
+        most = larger;
 #pragma unroll
-    for (int s = 0; s < MOST; s++) {
-        const float keep = exp2f(most[s] - larger);
-        total += keep * sum[s];
-        y += keep * own[s];
+        for (int s = 0; s < MOST; s++) {
+            const float weight = exp2f(other[s] - most);
+            total += weight * sum[s];
+            y += weight * own[s];
+        }
     }
     return y / total;
 }
 
 /* A block processes one head of a sequence, a thread one element. */
-static __global__ __launch_bounds__(THREADS) void combine(const __grid_constant__ carry_chain_attend a,
-                                                          const __grid_constant__ carry_chain_lists lists) {
+static __global__ __launch_bounds__(THREADS, 3) void combine(const __grid_constant__ carry_chain_attend a,
+                                                             const __grid_constant__ carry_chain_lists lists) {
 #if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900) || defined(CARRY_EMULATED)
     const int b = blockIdx.x / a.heads, head = blockIdx.x % a.heads;
     const int used = used_splits((int)lists.lengths[b] + 1);
