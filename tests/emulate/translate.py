@@ -75,7 +75,7 @@ ASSEMBLY = [
     (r"ld\.acquire\.gpu\.global\.u32", "{o} = *({i})"),
     (r"st\.release\.gpu\.global\.u32", "*({i0}) = {i1}"),
     (r"ld\.global\.[\w.:]+\.v4\.u32", "emulate::load_16({o}, {i})"),
-    (r"ld\.global\.cg\.f32", "{o} = *({i})"),
+    (r"\{ \.reg \.pred p; setp\.ne\.s32 p, %2, 0; @p ld\.global\.cg\.f32", "if ({i1}) {o} = *({i0})"),
     (r"\{ \.reg \.b16 x, y; mov\.b32 .* cvt\.rn\.f16x2\.e4m3x2", "(void)0"),  # likewise
     (r"movmatrix\.sync\.aligned\.m8n8\.trans", "{o} = emulate::transpose_block({i})"),
     (r"griddepcontrol\.", "(void)0"),  # kernels run one after another

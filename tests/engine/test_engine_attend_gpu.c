@@ -1,5 +1,5 @@
-/* Attention of the decoding kernels (engine/cuda/chain_attend.cuh) against plain loops in float64, over widths, numbers of
-   heads, lengths, and both types of caches. An emulated GPU runs these kernels too. */
+/* Attention of the decoding kernels (engine/cuda/chain_attend.cuh) against plain loops in float64, over widths, numbers
+   of heads, lengths, and both types of caches. An emulated GPU runs these kernels too. */
 /* labels: gpu */
 #include "support.h"
 

@@ -27,7 +27,9 @@ carry_status put_attend(const launch_place &place, const carry_chain_attend &a, 
 }
 
 carry_status put_combine(const launch_place &place, const carry_chain_attend &a, const carry_chain_lists &lists) {
-    return put(place, combine, lists.sequences * a.heads, 0, a, lists);
+    const int blocks = lists.sequences * a.heads;
+    return a.width == 256 ? put_of(place, combine<256>, blocks, 256, 0, a, lists)
+                          : put_of(place, combine<128>, blocks, 128, 0, a, lists);
 }
 
 } // namespace chain

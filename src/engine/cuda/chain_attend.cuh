@@ -233,29 +233,32 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
 #endif
 }
 
-/* In the order of the program, so that all loads are on their way before the first result is needed. */
-static __device__ __forceinline__ float load_in_turn(const float *from) {
-    float x;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from));
-    return x;
+/* Loads *from if `is_there`. In the order of the program, so that all loads are on their way before the first result is
+   needed. */
+static __device__ __forceinline__ void load_in_turn(float &x, const float *from, bool is_there) {
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.cg.f32 %0, [%1]; }"
+                 : "+f"(x)
+                 : "l"(from), "r"((int)is_there));
 }
 
 /* The sum of parts for one column, MOST at a time. */
-template <int MOST> static __device__ __forceinline__ float sum_parts(const float *part, int width, int used) {
+template <int MOST, int D> static __device__ __forceinline__ float sum_parts(const float *part, int used) {
     float most = -INFINITY, total = 0.0f, y = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < used; first += MOST) {
         float own[MOST], other[MOST], sum[MOST], larger = most;
 #pragma unroll
         for (int s = 0; s < MOST; s++) {
-            const float *from = part + (size_t)min(first + s, used - 1) * (width + 2);
-            own[s] = load_in_turn(from + threadIdx.x);
-            other[s] = load_in_turn(from + width);
-            sum[s] = load_in_turn(from + width + 1);
+            const bool is_there = first + s < used;
+            const float *from = part + (size_t)first * (D + 2) + s * (D + 2);
+            own[s] = sum[s] = 0.0f;
+            other[s] = -INFINITY;
+            load_in_turn(own[s], from + threadIdx.x, is_there);
+            load_in_turn(other[s], from + D, is_there);
+            load_in_turn(sum[s], from + D + 1, is_there);
         }
 #pragma unroll
         for (int s = 0; s < MOST; s++) {
-            other[s] = first + s < used ? other[s] : -INFINITY;
             larger = fmaxf(larger, other[s]);
         }
         const float keep = exp2f(most - larger);
@@ -273,22 +276,19 @@ template <int MOST> static __device__ __forceinline__ float sum_parts(const floa
 }
 
 /* A block processes one head of a sequence, a thread one element. */
-static __global__ __launch_bounds__(THREADS, 3) void combine(const __grid_constant__ carry_chain_attend a,
-                                                             const __grid_constant__ carry_chain_lists lists) {
+template <int D>
+static __global__ __launch_bounds__(D) void combine(const __grid_constant__ carry_chain_attend a,
+                                                    const __grid_constant__ carry_chain_lists lists) {
 #if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900) || defined(CARRY_EMULATED)
     const int b = blockIdx.x / a.heads, head = blockIdx.x % a.heads;
     const int used = used_splits((int)lists.lengths[b] + 1);
-    const float *part = a.part + (size_t)blockIdx.x * SPLITS * (a.width + 2);
+    const float *part = a.part + (size_t)blockIdx.x * SPLITS * (D + 2);
     let_next_begin();
     await_previous();
-    if ((int)threadIdx.x >= a.width) {
-        return;
-    }
     const float gate =
         a.gate >= 0 ? load_bf16(a.in, (size_t)b * a.in_stride + a.gate + (size_t)head * a.q_head + threadIdx.x) : 0.0f;
-    const float y =
-        used <= SPLITS / 4 ? sum_parts<SPLITS / 4>(part, a.width, used) : sum_parts<SPLITS>(part, a.width, used);
-    ((__nv_bfloat16 *)a.y)[(size_t)blockIdx.x * a.width + threadIdx.x] =
+    const float y = used <= 8 ? sum_parts<8, D>(part, used) : sum_parts<16, D>(part, used);
+    ((__nv_bfloat16 *)a.y)[(size_t)blockIdx.x * D + threadIdx.x] =
         __float2bfloat16_rn(y * (a.gate >= 0 ? sigmoid(gate) : 1.0f));
 #endif
 }
