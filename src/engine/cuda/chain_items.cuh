@@ -32,10 +32,10 @@ static __device__ __forceinline__ int used_splits(int tokens) {
 template <int D, bool F8> struct attend_memory {
     alignas(16) unsigned char q[GROUP * tile_shape<D, F8>::QUERY_BYTES]; /* [heads, columns], bf16 or f16 */
     alignas(16) unsigned char newest[2][tile_shape<D, F8>::ROW];         /* the new token's key and value */
+    alignas(16) float sums[2][GROUP][D + 4];                             /* of two warps */
+    alignas(16) float part[ATTEND_WARPS][2][GROUP];                      /* maxima and sums of exponentials */
+    alignas(16) float factor[GROUP];                                     /* of the scores of a head */
     uint8_t newest_scale[2];
-    float factor[GROUP];                /* of the scores of a head */
-    float part[ATTEND_WARPS][2][GROUP]; /* maxima and sums of exponentials */
-    float sums[2][GROUP][D + 4];        /* of two warps */
 };
 
 struct attend_item {
