@@ -13,7 +13,7 @@
 
 extern const carry_chain_device carry_chain_cuda __attribute__((weak)); /* absent without CUDA */
 
-enum { DEVICE = 1, MOST = 24, ROTARY = 64, PAGE = CARRY_PAGE_TOKENS, SLACK = 2 };
+enum { DEVICE = 1, MOST = 48, ROTARY = 64, PAGE = CARRY_PAGE_TOKENS, SLACK = 2 };
 
 typedef struct problem {
     int width, group, key_heads, sequences;
@@ -384,6 +384,21 @@ static void long_texts_equal_plain_loops(void **state) {
     }
 }
 
+/* More sequences than a warp has lanes. */
+static void many_sequences_equal_plain_loops(void **state) {
+    fixture *f = *state;
+    for (int i = 0; i < 2; i++) {
+        problem p = {.width = 128, .is_f8 = i == 1, .group = 2, .key_heads = 2, .sequences = 45};
+        for (int s = 0; s < p.sequences; s++) {
+            p.tokens[s] = 1 + s * 37 % 150;
+        }
+        const double most = compare(f, &p, 150 + (uint64_t)i);
+        print_message("%s: %.2g\n", p.is_f8 ? "fp8" : "bf16", most);
+        assert_true(most <= 1e-2);
+        close_problem(f);
+    }
+}
+
 /* Scales of values between 2^-38 and 2^22: tokens with a tiny weight may have most of a sum. */
 static void scales_may_differ(void **state) {
     fixture *f = *state;
@@ -472,9 +487,9 @@ static int close_fixture(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(results_equal_plain_loops), cmocka_unit_test(long_texts_equal_plain_loops),
-        cmocka_unit_test(scales_may_differ),         cmocka_unit_test(same_bits_alone_and_again),
-        cmocka_unit_test(nan_stays_where_it_is),
+        cmocka_unit_test(results_equal_plain_loops),        cmocka_unit_test(long_texts_equal_plain_loops),
+        cmocka_unit_test(many_sequences_equal_plain_loops), cmocka_unit_test(scales_may_differ),
+        cmocka_unit_test(same_bits_alone_and_again),        cmocka_unit_test(nan_stays_where_it_is),
     };
     fixture f = {0};
     void *state = &f;

@@ -26,7 +26,7 @@ template <int D, bool F8> struct tile_shape {
     static constexpr int QUERY_BYTES = D * 2 + (F8 ? 16 : 64); /* from a head to the next, without bank conflicts */
 };
 
-/* What a lane has of the keys and values of a tile; scales: of tokens g and g + 8. */
+/* A lane's part of the keys and values of a tile. scale: of tokens g and g + 8. */
 template <int D, bool F8> struct tile_keys {
     uint4 of[2][tile_shape<D, F8>::KEY_LOADS];
     unsigned scale[2];
