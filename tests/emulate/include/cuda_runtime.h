@@ -12,6 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#define CARRY_EMULATED 1
+
 #define __global__
 #define __device__
 #define __host__
