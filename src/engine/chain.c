@@ -32,9 +32,8 @@ static void place(carry_chain *c, carry_arena *arena) {
     c->mixed = take(c, arena, heads > o->delta.value_width ? heads : o->delta.value_width);
     c->activated = take(c, arena, experts > o->swiglu.width ? experts : o->swiglu.width);
     c->h = carry_arena_take(arena, rows * (size_t)o->hidden_size, sizeof *c->h);
-    const int64_t splits = c->pool->types.caches == CARRY_F8 ? CARRY_CHAIN_SPLITS_F8 : CARRY_CHAIN_SPLITS;
-    c->part = carry_arena_take(arena, rows * (size_t)(o->attention.heads * splits * (o->attention.head_dim + 2)),
-                               sizeof *c->part);
+    const int64_t part = o->attention.heads * CARRY_CHAIN_SPLITS * (o->attention.head_dim + 2);
+    c->part = carry_arena_take(arena, rows * (size_t)part, sizeof *c->part);
     c->numbers = carry_arena_take(arena, rows * CARRY_CHAIN_CHOSEN_MOST, sizeof *c->numbers);
     c->weights = carry_arena_take(arena, rows * (CARRY_CHAIN_CHOSEN_MOST + 1), sizeof *c->weights);
     c->rates = carry_arena_take(arena, (size_t)o->attention.rotary / 2 + 1, sizeof *c->rates);
@@ -130,8 +129,7 @@ static carry_chain_op from_row(const carry_chain_op *op, int64_t first) {
     } else {
         carry_chain_attend *a = &part.as.attend;
         a->in = (const uint16_t *)a->in + first * a->in_stride;
-        const int splits = a->key_scales != NULL ? CARRY_CHAIN_SPLITS_F8 : CARRY_CHAIN_SPLITS;
-        a->part += first * a->heads * splits * (a->width + 2);
+        a->part += first * a->heads * CARRY_CHAIN_SPLITS * (a->width + 2);
         a->y = (uint16_t *)a->y + first * a->heads * a->width;
     }
     return part;

@@ -30,8 +30,7 @@
 #define CARRY_CHAIN_TILE 16      /* sequences of a tile; rows of activations are a multiple of it */
 #define CARRY_CHAIN_GROUP 8      /* maximum number of query heads per key head */
 #define CARRY_CHAIN_KEY 128      /* width of keys and values of a head of the delta rule */
-#define CARRY_CHAIN_SPLITS 8     /* attention splits the tokens of a sequence into this many parts */
-#define CARRY_CHAIN_SPLITS_F8 32 /* the same with 8-bit keys and values: enough blocks for one long text */
+#define CARRY_CHAIN_SPLITS 32    /* attention splits the tokens of a sequence into at most this many parts */
 #define CARRY_CHAIN_COLUMNS 32   /* the columns of a matrix are a multiple of this */
 #define CARRY_CHAIN_EXPERTS_MOST 512
 #define CARRY_CHAIN_CHOSEN_MOST 16 /* maximum number of experts per token */

@@ -5,6 +5,7 @@
 #include "delta/cuda/plain/ring_job.h"
 #include "device/cuda.h"
 #include "engine/chain_ops.h"
+#include "engine/cuda/chain_launch.cuh"
 #include "engine/decode_ops.h"
 #include "engine/sample_device.h"
 #include "engine/slot_device.h"
@@ -135,7 +136,16 @@ static int no_blocks(int) {
 
 extern "C" const carry_decode_device carry_decode_cuda = {"cuda", no_blocks, NULL, NULL, NULL};
 
-extern "C" const carry_chain_device carry_chain_cuda = {"cuda", never, NULL};
+/* Of a decoding step only attention, for its test; `works` is false, so that models do not use it. */
+static carry_status chain_launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_chain_op *op,
+                                 const carry_chain_lists *lists, bool overlaps) {
+    const chain::launch_place place = {ctx, ordinal, stream, overlaps};
+    return op->kind == CARRY_CHAIN_ATTEND    ? chain::put_attend(place, op->as.attend, *lists)
+           : op->kind == CARRY_CHAIN_COMBINE ? chain::put_combine(place, op->as.attend, *lists)
+                                             : refuse(ctx);
+}
+
+extern "C" const carry_chain_device carry_chain_cuda = {"cuda", never, chain_launch};
 
 static bool never_samples(int, int64_t) {
     return false;

@@ -4,7 +4,10 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
 set(emulated ${CMAKE_BINARY_DIR}/emulated)
 file(GLOB_RECURSE cuda_files RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS src/device/*.cu src/ops/*.cu src/comm/*.cu src/scan/*.cu
-     src/delta/*.cu src/attention/*.cu src/device/*.cuh src/ops/*.cuh src/scan/*.cuh src/delta/*.cuh src/attention/*.cuh)
+     src/delta/*.cu src/attention/*.cu src/device/*.cuh src/ops/*.cuh src/scan/*.cuh src/delta/*.cuh src/attention/*.cuh
+     src/engine/cuda/chain_attend.cu src/engine/cuda/chain_attend.cuh src/engine/cuda/chain_heads.cuh
+     src/engine/cuda/chain_items.cuh src/engine/cuda/chain_tiles.cuh src/engine/cuda/chain_scores.cuh
+     src/engine/cuda/chain_kernel.cuh src/engine/cuda/chain_launch.cuh)
 include(cmake/instances.cmake)
 carry_make_instances(bodies instances)
 list(FILTER cuda_files EXCLUDE REGEX "hopper|ops/cuda/blaslt|device/(cuda_activity|cuda_share|gpu)\\.cu$|comm/cuda/sums_system")

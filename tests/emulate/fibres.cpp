@@ -273,6 +273,16 @@ void load_blocks(unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigne
     }
 }
 
+unsigned transpose_block(unsigned given) {
+    give(~0u, &given, sizeof given);
+    uint16_t pair[2];
+    for (int j = 0; j < 2; j++) { /* element lane() / 4 of row 2 (lane() % 4) + j */
+        const int row = 2 * (lane() % 4) + j, column = lane() / 4;
+        memcpy(&pair[j], snapshot[warp_of_current()][4 * row + column / 2].bytes + 2 * (column % 2), 2);
+    }
+    return pair[0] | (unsigned)pair[1] << 16;
+}
+
 namespace {
 
 struct operands {

@@ -74,6 +74,11 @@ ASSEMBLY = [
     (r"rcp\.approx\.ftz\.f32", "{o} = 1.0f / ({i})"),
     (r"ld\.acquire\.gpu\.global\.u32", "{o} = *({i})"),
     (r"st\.release\.gpu\.global\.u32", "*({i0}) = {i1}"),
+    (r"ld\.global\.[\w.:]+\.v4\.u32", "emulate::load_16({o}, {i})"),
+    (r"\{ \.reg \.pred p; setp\.ne\.s32 p, %2, 0; @p ld\.global\.cg\.f32", "if ({i1}) {o} = *({i0})"),
+    (r"\{ \.reg \.b16 x, y; mov\.b32 .* cvt\.rn\.f16x2\.e4m3x2", "(void)0"),  # likewise
+    (r"movmatrix\.sync\.aligned\.m8n8\.trans", "{o} = emulate::transpose_block({i})"),
+    (r"griddepcontrol\.", "(void)0"),  # kernels run one after another
 ]
 
 
@@ -101,10 +106,11 @@ def assembly(text):
         after = closing(text, found.end() - 1, "(", ")")
         inside = text[found.end():after - 1]
         code = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', re.match(r'(\s*"(?:[^"\\]|\\.)*"\s*)+', inside).group(0)))
-        parts, depth, start = [], 0, 0
+        parts, depth, start, quoted = [], 0, 0, False
         for at, c in enumerate(inside):
             depth += {"(": 1, ")": -1}.get(c, 0)
-            if c == ":" and depth == 0 and inside[at - 1:at + 1] != "(:":
+            quoted ^= c == '"'
+            if c == ":" and depth == 0 and not quoted and inside[at - 1:at + 1] != "(:":
                 parts.append(inside[start:at])
                 start = at + 1
         parts.append(inside[start:])
@@ -128,6 +134,7 @@ def main():
         text = f.read()
     text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emulate::dynamic_shared();", text)
     text = re.sub(r'(#include ".*)\.cu"', r'\1.cpp"', text)
+    text = re.sub(r"\.(gridDim|blockDim)\b", r".\1_", text)  # members of cudaLaunchConfig_t
     text = assembly(launches(text))
     with open(target, "w", encoding="utf-8") as f:
         f.write(f'#line 1 "{source}"\n{text}')

@@ -1,5 +1,4 @@
 /* Launches the kernels of a decoding step; also has the smallest of them. */
-#include "engine/cuda/chain_attend.cuh"
 #include "engine/cuda/chain_delta_parts.cuh"
 #include "engine/cuda/chain_experts.cuh"
 #include "engine/cuda/chain_launch.cuh"
@@ -117,17 +116,6 @@ static carry_status put_delta(const launch_place &place, const carry_chain_delta
                                             : put_of(place, delta_parts<1, S>, heads * QUARTERS, KEY, 0, d, lists);
 }
 
-template <bool F8>
-static carry_status put_attend(const launch_place &place, const carry_chain_attend &a, const carry_chain_lists &lists) {
-    constexpr int FEW = CARRY_CHAIN_GROUP / 2; /* query heads: needs half of the registers */
-    const int blocks = lists.sequences * a.key_heads * SPLITS<F8>;
-    const bool few = a.heads <= FEW * a.key_heads;
-    return a.width == 256 ? few ? put(place, attend<8, FEW, F8>, blocks, 0, a, lists)
-                                : put(place, attend<8, CARRY_CHAIN_GROUP, F8>, blocks, 0, a, lists)
-           : few ? put(place, attend<4, FEW, F8>, blocks, 0, a, lists)
-                          : put(place, attend<4, CARRY_CHAIN_GROUP, F8>, blocks, 0, a, lists);
-}
-
 /* With several sequences there are more blocks than fit at once: a block then has more rows, so that the input of a
    sequence is loaded by fewer blocks. */
 static carry_status put_experts(const launch_place &place, const carry_chain_experts &e, int sequences, bool is_up) {
@@ -157,13 +145,12 @@ static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, co
         return op->as.delta.is_bf16 ? put_delta<__nv_bfloat16>(place, op->as.delta, *lists)
                                     : put_delta<float>(place, op->as.delta, *lists);
     case CARRY_CHAIN_ATTEND:
-        return a.key_scales != nullptr ? put_attend<true>(place, a, *lists) : put_attend<false>(place, a, *lists);
+        return put_attend(place, a, *lists);
     case CARRY_CHAIN_EXPERTS_UP:
     case CARRY_CHAIN_EXPERTS_DOWN:
         return put_experts(place, op->as.experts, sequences, op->kind == CARRY_CHAIN_EXPERTS_UP);
     case CARRY_CHAIN_COMBINE:
-        return a.key_scales != nullptr ? put(place, combine<true>, sequences * a.heads, 0, a, *lists)
-                                       : put(place, combine<false>, sequences * a.heads, 0, a, *lists);
+        return put_combine(place, a, *lists);
     default:
         return sequences <= TILE       ? put_product<1>(place, op->as.product, sequences)
                : sequences <= 2 * TILE ? put_product<2>(place, op->as.product, sequences)

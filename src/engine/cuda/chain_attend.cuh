@@ -1,366 +1,295 @@
-/* Attention for one token of each sequence: norms and positions of q and k, the cache, and attention. The tokens of a
-   sequence are split into at most CARRY_CHAIN_SPLITS parts (or CARRY_CHAIN_SPLITS_F8). A block processes one part for
-   the query heads of one key head; each warp takes every eighth token of the part. A second kernel combines the parts
-   and applies the gate. */
+/* Attention for one token of each sequence: norms and positions of q and k, the cache, and attention.
+
+   The tokens of a sequence are split into at most CARRY_CHAIN_SPLITS parts. An item of work is one part for the query
+   heads of one key head. The blocks, as many as the device runs at once, take items in turn; each warp of a block takes
+   every fourth tile of 16 tokens and keeps its own maximum and sums (chain_scores.cuh). A second kernel combines the
+   parts and applies the gate.
+
+   The keys and values of the next tiles are on their way while a warp computes: 16 kB for each warp, 128 kB for a
+   multiprocessor. Those of earlier steps are asked for before the kernel waits for the one before it. The new token's
+   come from shared memory, where the block that has the last part puts them besides the cache; they also take the
+   places of the tokens of the last tile that do not exist, with weight zero. */
 #ifndef CARRY_ENGINE_CHAIN_ATTEND_CUH
 #define CARRY_ENGINE_CHAIN_ATTEND_CUH
 
-#include "engine/cuda/chain_kernel.cuh"
-#include "engine/runner.h"
-#include "ops/cuda/f8.cuh"
+#include "engine/cuda/chain_tiles.cuh"
 
 namespace chain {
 
-/* 8-bit keys and values serve long contexts: there are more splits, and with few query heads two blocks share a
-   multiprocessor, so that one loads while the other computes. */
-template <bool F8> constexpr int SPLITS = F8 ? CARRY_CHAIN_SPLITS_F8 : CARRY_CHAIN_SPLITS;
-constexpr int LEAST_SPLIT = 32, TOKENS_AHEAD = 4, WIDEST = 256;
-constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float WEIGHT_BITS = 15.0f; /* 8-bit values: weights are up to 2^15, since the smallest f16 is 2^-24 */
 
-struct attend_memory {
-    float q[WARPS][WIDEST]; /* queries of the heads; later the sums of the warps */
-    float part[WARPS][2];
+/* The sums of a warp, for heads 2t and 2t + 1. Values in 8 bits have scales, which may differ a lot between tokens: the
+   sums are then relative to the largest product of exponential and scale, `heaviest`, and not to the largest score. */
+template <int D, bool F8> struct warp_sums {
+    float of[tile_shape<D, F8>::SUMS][4];
+    float most[2], heaviest[2], total[2]; /* total: of the lane's tokens */
 };
 
-/* Tokens of a split. It depends only on the length, so that both kernels and all batches agree. */
-template <bool F8> static __device__ __forceinline__ int64_t split_tokens(int64_t tokens) {
-    const int64_t even = (tokens + SPLITS<F8> - 1) / SPLITS<F8>;
-    return even > LEAST_SPLIT ? (even + WARPS - 1) / WARPS * WARPS : LEAST_SPLIT;
-}
-
-/* Cosines and sines of a position for the E elements of a head that a lane holds, from lane E on. */
-template <int E> struct turn { float cosine[E], sine[E]; };
-
-template <int E> static __device__ __forceinline__ turn<E> turn_of(const carry_chain_attend &a, int64_t position) {
-    const int lane = threadIdx.x % 32, half = a.rotary / 2;
-    turn<E> t;
+/* Makes weights of the scores of `TILES` tiles, with new maxima, and scales the sums to these. */
+template <int D, bool F8>
+static __device__ __forceinline__ void weigh(warp_sums<D, F8> &s, float (&score)[tile_shape<D, F8>::TILES][4],
+                                             const tile_values<D, F8> (&v)[tile_shape<D, F8>::TILES]) {
+    constexpr int TILES = tile_shape<D, F8>::TILES;
+    float keep[2];
 #pragma unroll
-    for (int e = 0; e < E; e++) {
-        const int i = lane * E + e;
-        t.cosine[e] = 1.0f;
-        t.sine[e] = 0.0f;
-        if (i < a.rotary) {
-            const float angle = (float)position * __ldg(a.rates + (i < half ? i : i - half));
-            double turns = (double)angle * 0.15915494309189535; /* in float, large angles would lose their fraction */
-            turns -= rint(turns);
-            sincospif((float)(2.0 * turns), &t.sine[e], &t.cosine[e]);
-            t.sine[e] = i < half ? -t.sine[e] : t.sine[e];
+    for (int h = 0; h < 2; h++) {
+        float most = s.most[h], heaviest = s.heaviest[h], total = 0.0f;
+#pragma unroll
+        for (int j = 0; j < TILES; j++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                most = fmaxf(most, score[j][2 * i + h]);
+                heaviest = F8 ? fmaxf(heaviest, score[j][2 * i + h] + (float)v[j].scale[i]) : 0.0f;
+            }
+        }
+        most = column_largest(most);
+        heaviest = F8 ? column_largest(heaviest) : 0.0f;
+#pragma unroll
+        for (int j = 0; j < TILES; j++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float &x = score[j][2 * i + h];
+                const float p = power_of_two(x - most);
+                total += p;
+                x = F8 ? power_of_two(x + (float)v[j].scale[i] - heaviest + WEIGHT_BITS) : p;
+            }
+        }
+        const float fade = power_of_two(s.most[h] - most);
+        keep[h] = F8 ? power_of_two(s.heaviest[h] - heaviest) : fade;
+        s.total[h] = s.total[h] * fade + total;
+        s.most[h] = most;
+        s.heaviest[h] = heaviest;
+    }
+    if (__any_sync(~0u, keep[0] != 1.0f || keep[1] != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < tile_shape<D, F8>::SUMS; i++) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                s.of[i][c] *= keep[c % 2];
+            }
         }
     }
-    return t;
 }
 
-/* The elements of a token that a lane holds. */
-template <int E> struct alignas(E * 2) lane_elements { unsigned pair[E / 2]; };
-
-template <int E> static __device__ __forceinline__ lane_elements<E> load(const void *from, size_t at) {
-    const auto *p = (const __nv_bfloat16 *)from + at;
-    lane_elements<E> x;
-    if constexpr (E == 8) {
-        *(uint4 *)&x = __ldcg((const uint4 *)p);
-    } else {
-        *(uint2 *)&x = __ldcg((const uint2 *)p);
+template <int D, bool F8>
+static __device__ __forceinline__ float largest_of_warps(const attend_memory<D, F8> &m, int head, int warps) {
+    float most = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < ATTEND_WARPS; w++) {
+        most = w < warps ? fmaxf(most, m.part[w][0][head]) : most;
     }
-    return x;
+    return most;
 }
 
-template <int E> static __device__ __forceinline__ void widen(float (&x)[E], const lane_elements<E> &from) {
+/* Combines the sums of the warps in a fixed order and stores them. warps: those that have tokens. */
+template <int D, bool F8>
+static __device__ __forceinline__ void put_part(const carry_chain_attend &a, attend_memory<D, F8> &m,
+                                                const attend_item &item, warp_sums<D, F8> &s, int warps) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4, group = a.heads / a.key_heads;
+    if (lane < 4) {
+        *(float2 *)&m.part[warp][0][2 * t] = make_float2(s.most[0], s.most[1]);
+    }
 #pragma unroll
-    for (int e = 0; e < E / 2; e++) {
-        x[2 * e] = low_of(from.pair[e]);
-        x[2 * e + 1] = high_of(from.pair[e]);
+    for (int h = 0; h < 2; h++) {
+        s.total[h] = column_sum(s.total[h]);
     }
-}
-
-/* One warp loads a head, normalises it and applies rotary positions. rotary / 2 must be a multiple of E. */
-template <int E>
-static __device__ __forceinline__ void turned(float (&x)[E], const lane_elements<E> &from, const float *norm,
-                                              const carry_chain_attend &a, const turn<E> &t) {
-    const int lane = threadIdx.x % 32, apart = a.rotary / 2 / E;
-    float w[E], squares = 0.0f;
-#pragma unroll
-    for (int e = 0; e < E; e += 2) {
-        *(float2 *)(w + e) = norm != nullptr ? __ldg((const float2 *)(norm + lane * E + e)) : make_float2(0, 0);
-    }
-    widen<E>(x, from);
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-        squares += x[e] * x[e];
-    }
-    const float r = norm != nullptr ? rsqrtf(warp_sum(squares) / (float)a.width + a.eps) : 1.0f;
-    const float plus = norm != nullptr ? a.plus : 1.0f;
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-        x[e] *= r * (plus + w[e]);
-        const float other = __shfl_sync(~0u, x[e], lane < apart ? lane + apart : lane - apart);
-        x[e] = x[e] * t.cosine[e] + other * t.sine[e];
-    }
-}
-
-/* The row of the cache that has the keys and values of a token. */
-static __device__ __forceinline__ size_t cache_row(const int32_t *pages, int64_t token) {
-    return (size_t)pages[token / CARRY_PAGE_TOKENS] * CARRY_PAGE_TOKENS + (size_t)(token % CARRY_PAGE_TOKENS);
-}
-
-template <int E> static __device__ __forceinline__ void store(void *to, size_t at, const float (&x)[E]) {
-#pragma unroll
-    for (int e = 0; e < E; e += 2) {
-        *(unsigned *)((__nv_bfloat16 *)to + at + e) = pair_of(x[e], x[e + 1]);
-    }
-}
-
-/* The elements of a token that a lane holds, as they are in the cache: bf16, or 8-bit floats and the head's scale. */
-template <int E, bool F8> struct cached {
-    lane_elements<E> x;
-    __device__ __forceinline__ void load_from(const void *from, const uint8_t *, size_t head, int width, int lane) {
-        x = load<E>(from, head * width + lane * E);
-    }
-    __device__ __forceinline__ lane_elements<E> in_bf16() const {
-        return x;
-    }
-    __device__ __forceinline__ float scale() const {
-        return 1.0f;
-    }
-};
-
-template <int E> struct cached<E, true> {
-    unsigned codes[E / 4];
-    unsigned char e;
-    __device__ __forceinline__ void load_from(const void *from, const uint8_t *scales, size_t head, int width,
-                                              int lane) {
-        const auto *p = (const uint8_t *)from + head * width + lane * E;
-        if constexpr (E == 8) {
-            const uint2 both = __ldcg((const uint2 *)p);
-            codes[0] = both.x;
-            codes[1] = both.y;
-        } else {
-            codes[0] = __ldcg((const unsigned *)p);
-        }
-        e = __ldcg(scales + head);
-    }
-    /* Exact, and without the scale, by which scores and weights are multiplied instead. */
-    __device__ __forceinline__ lane_elements<E> in_bf16() const {
-        lane_elements<E> x;
-#pragma unroll
-        for (int i = 0; i < E / 4; i++) {
-            const float4 four = f8_four(codes[i]);
-            x.pair[2 * i] = pair_of(four.x, four.y);
-            x.pair[2 * i + 1] = pair_of(four.z, four.w);
-        }
-        return x;
-    }
-    __device__ __forceinline__ float scale() const {
-        return carry_f8_scale(e);
-    }
-};
-
-/* A warp stores a head in 8 bits. */
-template <int E>
-static __device__ __forceinline__ void store_f8(void *to, uint8_t *scales, size_t head, int width,
-                                                const float (&x)[E]) {
-    const int lane = threadIdx.x % 32;
-    uint32_t largest = 0;
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-        const uint32_t size = f8_size(x[e]);
-        largest = size > largest ? size : largest;
-    }
-    const uint32_t scale = carry_f8_scale_of(f8_largest_of_warp(largest));
-    const float inverse = carry_f8_inverse(scale);
-    unsigned *at = (unsigned *)((uint8_t *)to + head * width + lane * E);
-#pragma unroll
-    for (int e = 0; e < E; e += 4) {
-        at[e / 4] = f8_codes(make_float4(x[e] * inverse, x[e + 1] * inverse, x[e + 2] * inverse, x[e + 3] * inverse));
-    }
-    if (lane == 0) {
-        scales[head] = (uint8_t)scale;
-    }
-}
-
-/* Puts the queries of the block into shared memory and the new token's key and value into the cache. */
-template <int E, bool F8>
-static __device__ __forceinline__ void begin_attend(const carry_chain_attend &a, attend_memory &m,
-                                                    const __nv_bfloat16 *in, const int32_t *pages, int head,
-                                                    int64_t position, bool has_last) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.key_heads;
-    const turn<E> t = turn_of<E>(a, position);
-    let_next_begin();
-    await_previous();
-    if (warp < group) {
-        alignas(16) float x[E];
-        turned<E>(x, load<E>(in, a.q + (size_t)(head * group + warp) * a.q_head + lane * E), a.q_norm, a, t);
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            m.q[warp][lane * E + e] = x[e] * a.scale * LOG2_E;
-        }
-    }
-    if (has_last && warp == WARPS - 1) {
-        const size_t at = cache_row(pages, position) * a.key_heads + head;
-        alignas(16) float x[E], y[E];
-        turned<E>(x, load<E>(in, a.k + (size_t)head * a.width + lane * E), a.k_norm, a, t);
-        widen<E>(y, load<E>(in, a.v + (size_t)head * a.width + lane * E));
-        if constexpr (F8) {
-            store_f8<E>(a.keys, a.key_scales, at, a.width, x);
-            store_f8<E>(a.values, a.value_scales, at, a.width, y);
-        } else {
-            store<E>(a.keys, at * a.width + lane * E, x);
-            store<E>(a.values, at * a.width + lane * E, y);
-        }
+    if (lane < 4) {
+        *(float2 *)&m.part[warp][1][2 * t] = make_float2(s.total[0], s.total[1]);
     }
     __syncthreads();
+    float keep[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float most = largest_of_warps<D, F8>(m, 2 * t + h, warps);
+        keep[h] = power_of_two(s.most[h] - most);
+        if constexpr (F8) { /* sums relative to `most`, of values with their scales */
+            keep[h] *= exp2f(s.heaviest[h] - s.most[h] - 127.0f - WEIGHT_BITS);
+        }
+    }
+    const auto each = [&](auto &&act) {
+#pragma unroll
+        for (int i = 0; i < tile_shape<D, F8>::SUMS; i += 2) {
+            const int column = sum_column<D, F8>(i);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                if (2 * t + h < group) {
+                    act(*(float4 *)&m.sums[warp % 2][2 * t + h][column],
+                        make_float4(s.of[i][h] * keep[h], s.of[i][2 + h] * keep[h], s.of[i + 1][h] * keep[h],
+                                    s.of[i + 1][2 + h] * keep[h]));
+                }
+            }
+        }
+    };
+    if (warp < 2 && warp < warps) {
+        each([](float4 &to, const float4 &x) { to = x; });
+    }
+    __syncthreads();
+    if (warp >= 2 && warp < warps) {
+        each([](float4 &to, const float4 &x) { to = make_float4(to.x + x.x, to.y + x.y, to.z + x.z, to.w + x.w); });
+    }
+    __syncthreads();
+    const size_t first = ((size_t)item.b * a.heads + item.head * group) * SPLITS + item.split;
+    for (int i = threadIdx.x; i < group * (D / 2); i += ATTEND_THREADS) {
+        const int h = i / (D / 2), column = i % (D / 2) * 2;
+        float2 x = *(const float2 *)&m.sums[0][h][column];
+        if (warps > 1) {
+            const float2 y = *(const float2 *)&m.sums[1][h][column];
+            x = make_float2(x.x + y.x, x.y + y.y);
+        }
+        *(float2 *)(a.part + (first + (size_t)h * SPLITS) * (D + 2) + column) = x;
+    }
+    if ((int)threadIdx.x < group) {
+        const float most = largest_of_warps<D, F8>(m, (int)threadIdx.x, warps);
+        float total = 0.0f;
+#pragma unroll
+        for (int w = 0; w < ATTEND_WARPS; w++) {
+            total += w < warps ? power_of_two(m.part[w][0][threadIdx.x] - most) * m.part[w][1][threadIdx.x] : 0.0f;
+        }
+        *(float2 *)(a.part + (first + (size_t)threadIdx.x * SPLITS) * (D + 2) + D) = make_float2(most, total);
+    }
 }
 
-/* Combines the warps' sums of a split for one head and stores them. */
-template <int E>
-static __device__ __forceinline__ void put_part(const carry_chain_attend &a, attend_memory &m, float *part,
-                                                const float (&o)[E], float most, float sum) {
+template <int D, bool F8>
+static __device__ __forceinline__ void attend_to(const carry_chain_attend &a, attend_memory<D, F8> &m,
+                                                 const attend_item &item) {
+    using loader = tile_loader<D, F8>;
+    constexpr int TILES = tile_shape<D, F8>::TILES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    __syncthreads();
+    loader load = {a, item, {}};
+    tile_keys<D, F8> k[TILES] = {};
+    tile_values<D, F8> v[TILES] = {};
+    int first = item.begin + warp * TOKENS;
+    load.find(first);
 #pragma unroll
-    for (int e = 0; e < E; e++) {
-        m.q[warp][lane * E + e] = o[e];
+    for (int j = 0; j < TILES; j++) {
+        if (first + j * loader::APART < item.end) {
+            load.load_keys(k[j], j, first + j * loader::APART);
+            load.load_values(v[j], j, first + j * loader::APART);
+        }
     }
-    if (lane == 0) {
-        m.part[warp][0] = most;
-        m.part[warp][1] = sum;
+    load.find(first + loader::AT_ONCE);
+    begin_item<D, F8>(a, m, item);
+    warp_sums<D, F8> s = {};
+    s.most[0] = s.most[1] = s.heaviest[0] = s.heaviest[1] = -INFINITY;
+    const float2 factor = *(const float2 *)&m.factor[lane % 4 * 2];
+    for (; first < item.end; first += loader::AT_ONCE) {
+        float score[TILES][4];
+#pragma unroll
+        for (int j = 0; j < TILES; j++) {
+            const int at = first + j * loader::APART;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                score[j][i] = -INFINITY;
+            }
+            if (at < item.end) {
+                if (at + TOKENS > item.position) {
+                    put_newest<D, F8>(k[j], v[j], m, item.position - at);
+                }
+                tile_scores<D, F8>(score[j], k[j], m.q);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float scale = F8 ? carry_f8_scale(k[j].scale[i / 2]) : 1.0f;
+                    const float x = score[j][i] * (i % 2 == 0 ? factor.x : factor.y) * scale;
+                    score[j][i] = at + lane / 4 + i / 2 * 8 < item.end ? x : -INFINITY;
+                }
+            }
+            if (at + loader::AT_ONCE < item.end) {
+                load.load_keys(k[j], j, at + loader::AT_ONCE);
+            }
+        }
+        weigh<D, F8>(s, score, v);
+#pragma unroll
+        for (int j = 0; j < TILES; j++) {
+            const int at = first + j * loader::APART;
+            if (at < item.end) {
+                add_values<D, F8>(s.of, v[j], score[j]);
+            }
+            if (at + loader::AT_ONCE < item.end) {
+                load.load_values(v[j], j, at + loader::AT_ONCE);
+            }
+        }
+        load.find(first + 2 * loader::AT_ONCE);
     }
-    __syncthreads();
-    float larger = -INFINITY, total = 0.0f, y = 0.0f;
-    for (int w = 0; w < WARPS; w++) {
-        larger = fmaxf(larger, m.part[w][0]);
-    }
-    for (int w = 0; w < WARPS; w++) {
-        const float keep = exp2f(m.part[w][0] - larger);
-        total += keep * m.part[w][1];
-        y += (int)threadIdx.x < a.width ? keep * m.q[w][threadIdx.x] : 0.0f;
-    }
-    if ((int)threadIdx.x < a.width) {
-        part[threadIdx.x] = y;
-    }
-    if (threadIdx.x == 0) {
-        part[a.width] = larger;
-        part[a.width + 1] = total;
-    }
+    put_part<D, F8>(a, m, item, s, min(ATTEND_WARPS, (item.end - item.begin + TOKENS - 1) / TOKENS));
 }
 
-template <int E, int GROUP, bool F8>
-static __global__ __launch_bounds__(THREADS, F8 &&GROUP <= CARRY_CHAIN_GROUP / 2 ? 2 : 0) void attend(
-    const __grid_constant__ carry_chain_attend a, const __grid_constant__ carry_chain_lists lists) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    __shared__ attend_memory m;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.key_heads;
-    const int split = blockIdx.x % SPLITS<F8>, head = blockIdx.x / SPLITS<F8> % a.key_heads;
-    const int b = blockIdx.x / SPLITS<F8> / a.key_heads;
-    const int64_t position = lists.lengths[b], tokens = position + 1, each = split_tokens<F8>(tokens);
-    const int64_t begin = split * each, end = begin + each < tokens ? begin + each : tokens;
-    if (begin >= tokens) {
-        let_next_begin();
-        await_previous(); /* the next kernel relies on this wait */
-        return;
-    }
-    const int32_t *pages = lists.pages + lists.offsets[b];
-    begin_attend<E, F8>(a, m, (const __nv_bfloat16 *)a.in + (size_t)b * a.in_stride, pages, head, position,
-                        end == tokens);
-    float o[GROUP][E] = {}, most[GROUP], sum[GROUP] = {};
-#pragma unroll
-    for (int h = 0; h < GROUP; h++) {
-        most[h] = -INFINITY;
-    }
-    for (int64_t t = begin + warp; t < end; t += TOKENS_AHEAD * WARPS) {
-        cached<E, F8> stored_k[TOKENS_AHEAD], stored_x[TOKENS_AHEAD];
-        lane_elements<E> k[TOKENS_AHEAD], x[TOKENS_AHEAD];
-#pragma unroll
-        for (int j = 0; j < TOKENS_AHEAD; j++) { /* past the end: load the first token again, with weight zero */
-            const size_t at = cache_row(pages, t + j * WARPS < end ? t + j * WARPS : t) * a.key_heads + head;
-            stored_k[j].load_from(a.keys, a.key_scales, at, a.width, lane);
-            stored_x[j].load_from(a.values, a.value_scales, at, a.width, lane);
+template <int D, bool F8>
+static __global__ __launch_bounds__(ATTEND_THREADS,
+                                    ATTEND_BLOCKS) void attend(const __grid_constant__ carry_chain_attend a,
+                                                               const __grid_constant__ carry_chain_lists lists) {
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900) || defined(CARRY_EMULATED)
+    __shared__ attend_memory<D, F8> m;
+    attend_item item;
+    let_next_begin();
+    const int items = find_item(item, a, lists, (int)blockIdx.x);
+    for (int i = blockIdx.x; i < items; i += gridDim.x) {
+        if (i != (int)blockIdx.x) {
+            __syncthreads(); /* until all warps have read the shared memory of the item before */
+            find_item(item, a, lists, i);
         }
-#pragma unroll
-        for (int j = 0; j < TOKENS_AHEAD; j++) {
-            k[j] = stored_k[j].in_bf16();
-            x[j] = stored_x[j].in_bf16();
-        }
-#pragma unroll
-        for (int h = 0; h < GROUP; h++) {
-            if (h >= group) {
-                break;
-            }
-            float score[TOKENS_AHEAD], larger = most[h];
-#pragma unroll
-            for (int j = 0; j < TOKENS_AHEAD; j++) {
-                score[j] = 0.0f;
-#pragma unroll
-                for (int e = 0; e < E / 2; e++) {
-                    score[j] += m.q[h][lane * E + 2 * e] * low_of(k[j].pair[e]);
-                    score[j] += m.q[h][lane * E + 2 * e + 1] * high_of(k[j].pair[e]);
-                }
-                score[j] = warp_sum(score[j]);
-                score[j] = F8 ? score[j] * stored_k[j].scale() : score[j];
-                score[j] = t + j * WARPS < end ? score[j] : -INFINITY;
-                larger = fmaxf(larger, score[j]);
-            }
-            const float keep = exp2f(most[h] - larger);
-            most[h] = larger;
-            sum[h] *= keep;
-#pragma unroll
-            for (int e = 0; e < E; e++) {
-                o[h][e] *= keep;
-            }
-#pragma unroll
-            for (int j = 0; j < TOKENS_AHEAD; j++) {
-                const float p = exp2f(score[j] - larger), weight = F8 ? p * stored_x[j].scale() : p;
-                sum[h] += p;
-#pragma unroll
-                for (int e = 0; e < E / 2; e++) {
-                    o[h][2 * e] += weight * low_of(x[j].pair[e]);
-                    o[h][2 * e + 1] += weight * high_of(x[j].pair[e]);
-                }
-            }
-        }
+        attend_to<D, F8>(a, m, item);
     }
-#pragma unroll
-    for (int h = 0; h < GROUP; h++) {
-        if (h < group) {
-            put_part<E>(a, m, a.part + (((size_t)b * a.heads + head * group + h) * SPLITS<F8> + split) * (a.width + 2),
-                        o[h], most[h], sum[h]);
-        }
-    }
+    await_previous(); /* also in a block without work: the next kernel relies on it */
 #endif
 }
 
+/* Loads *from if `is_there`. In the order of the program, so that all loads are on their way before the first result is
+   needed. */
+static __device__ __forceinline__ void load_in_turn(float &x, const float *from, bool is_there) {
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.cg.f32 %0, [%1]; }"
+                 : "+f"(x)
+                 : "l"(from), "r"((int)is_there));
+}
+
+/* The sum of parts for one column, MOST at a time. */
+template <int MOST, int D> static __device__ __forceinline__ float sum_parts(const float *part, int used) {
+    float most = -INFINITY, total = 0.0f, y = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < used; first += MOST) {
+        float own[MOST], other[MOST], sum[MOST], larger = most;
+#pragma unroll
+        for (int s = 0; s < MOST; s++) {
+            const bool is_there = first + s < used;
+            const float *from = part + (size_t)first * (D + 2) + s * (D + 2);
+            own[s] = sum[s] = 0.0f;
+            other[s] = -INFINITY;
+            load_in_turn(own[s], from + threadIdx.x, is_there);
+            load_in_turn(other[s], from + D, is_there);
+            load_in_turn(sum[s], from + D + 1, is_there);
+        }
+#pragma unroll
+        for (int s = 0; s < MOST; s++) {
+            larger = fmaxf(larger, other[s]);
+        }
+        const float keep = exp2f(most - larger);
+        total *= keep;
+        y *= keep;
+        most = larger;
+#pragma unroll
+        for (int s = 0; s < MOST; s++) {
+            const float weight = exp2f(other[s] - most);
+            total += weight * sum[s];
+            y += weight * own[s];
+        }
+    }
+    return y / total;
+}
+
 /* A block processes one head of a sequence, a thread one element. */
-template <bool F8>
-static __global__ __launch_bounds__(THREADS) void combine(const __grid_constant__ carry_chain_attend a,
-                                                          const __grid_constant__ carry_chain_lists lists) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+template <int D>
+static __global__ __launch_bounds__(D) void combine(const __grid_constant__ carry_chain_attend a,
+                                                    const __grid_constant__ carry_chain_lists lists) {
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900) || defined(CARRY_EMULATED)
     const int b = blockIdx.x / a.heads, head = blockIdx.x % a.heads;
-    const int64_t tokens = lists.lengths[b] + 1, each = split_tokens<F8>(tokens);
-    const int used = (int)((tokens + each - 1) / each);
-    const float *part = a.part + (size_t)blockIdx.x * SPLITS<F8> * (a.width + 2);
+    const int used = used_splits((int)lists.lengths[b] + 1);
+    const float *part = a.part + (size_t)blockIdx.x * SPLITS * (D + 2);
     let_next_begin();
     await_previous();
-    if ((int)threadIdx.x >= a.width) {
-        return;
-    }
-    float own[SPLITS<F8>], most[SPLITS<F8>], sum[SPLITS<F8>], larger = -INFINITY, total = 0.0f, y = 0.0f;
-#pragma unroll
-    for (int s = 0; s < SPLITS<F8>; s++) {
-        const float *from = part + (size_t)min(s, used - 1) * (a.width + 2);
-        own[s] = __ldcg(from + threadIdx.x);
-        most[s] = s < used ? __ldcg(from + a.width) : -INFINITY;
-        sum[s] = __ldcg(from + a.width + 1);
-        larger = fmaxf(larger, most[s]);
-    }
     const float gate =
         a.gate >= 0 ? load_bf16(a.in, (size_t)b * a.in_stride + a.gate + (size_t)head * a.q_head + threadIdx.x) : 0.0f;
-#pragma unroll
-    for (int s = 0; s < SPLITS<F8>; s++) {
-        const float keep = exp2f(most[s] - larger);
-        total += keep * sum[s];
-        y += keep * own[s];
-    }
-    y = y / total * (a.gate >= 0 ? sigmoid(gate) : 1.0f);
-    ((__nv_bfloat16 *)a.y)[(size_t)blockIdx.x * a.width + threadIdx.x] = __float2bfloat16_rn(y);
+    const float y = used <= 8 ? sum_parts<8, D>(part, used) : sum_parts<16, D>(part, used);
+    ((__nv_bfloat16 *)a.y)[(size_t)blockIdx.x * D + threadIdx.x] =
+        __float2bfloat16_rn(y * (a.gate >= 0 ? sigmoid(gate) : 1.0f));
 #endif
 }
 

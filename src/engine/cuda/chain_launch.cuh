@@ -46,6 +46,10 @@ static inline carry_status put(const launch_place &place, void (*kernel)(Paramet
 /* chain_tile_experts.cu: quantised experts. */
 carry_status put_tile_experts(const launch_place &place, const carry_chain_experts &e, int sequences, bool is_up);
 
+/* chain_attend.cu: attention over splits of the tokens, and the sum of the splits. */
+carry_status put_attend(const launch_place &place, const carry_chain_attend &a, const carry_chain_lists &lists);
+carry_status put_combine(const launch_place &place, const carry_chain_attend &a, const carry_chain_lists &lists);
+
 } // namespace chain
 
 #endif

@@ -12,6 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#define CARRY_EMULATED 1
+
 #define __global__
 #define __device__
 #define __host__
@@ -115,6 +117,21 @@ typedef enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerBlockOptin
 } cudaDeviceAttr;
 typedef enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize } cudaFuncAttribute;
+/* Attributes of launches are ignored. */
+typedef enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization } cudaLaunchAttributeID;
+typedef struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    struct {
+        int programmaticStreamSerializationAllowed;
+    } val;
+} cudaLaunchAttribute;
+typedef struct cudaLaunchConfig_t {
+    dim3 gridDim_, blockDim_; /* without the last letter, names of macros */
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute *attrs;
+    unsigned numAttrs;
+} cudaLaunchConfig_t;
 typedef enum cudaMemPoolAttr {
     cudaMemPoolAttrReleaseThreshold,
     cudaMemPoolAttrReservedMemCurrent,

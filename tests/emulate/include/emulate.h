@@ -67,6 +67,17 @@ static inline void copy_16(unsigned to, const void *from, int bytes = 16) {
    4 of each block; transposed: of column l / 4. */
 void load_blocks(unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned row, bool transposed);
 
+/* movmatrix: a matrix of 8 x 8 elements; lane 4 g + t has elements 2t and 2t + 1 of row g. */
+unsigned transpose_block(unsigned pair);
+
+static inline void load_16(unsigned &x, unsigned &y, unsigned &z, unsigned &w, const void *from) {
+    const uint4 v = *(const uint4 *)from;
+    x = v.x;
+    y = v.y;
+    z = v.z;
+    w = v.w;
+}
+
 /* mma.m16n8k16 of 16-bit elements and mma.m16n8k8 of tf32: d = a b + c. */
 void multiply_16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4], bool is_bf16);
 void multiply_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4]);
@@ -137,6 +148,14 @@ static inline int __ffs(int value) {
 static inline int __popc(unsigned value) {
     return __builtin_popcount(value);
 }
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned select) {
+    const uint64_t bytes = (uint64_t)y << 32 | x;
+    unsigned to = 0;
+    for (int i = 0; i < 4; i++) {
+        to |= (unsigned)(bytes >> 8 * (select >> 4 * i & 7u) & 0xffu) << 8 * i;
+    }
+    return to;
+}
 static inline int __clz(int value) {
     return value == 0 ? 32 : __builtin_clz((unsigned)value);
 }
@@ -185,6 +204,17 @@ template <typename V> static inline V atomicMax(V *to, V value) {
     *to = value > before ? value : before;
     return before;
 }
+static inline void sincospif(float x, float *sine, float *cosine) {
+    *sine = (float)sin(3.14159265358979323846 * (double)x);
+    *cosine = (float)cos(3.14159265358979323846 * (double)x);
+}
+#define __expf(x) expf(x) /* the C library has a function of this name */
+template <typename V> static inline V __ldcs(const V *from) {
+    return *from;
+}
+template <typename V> static inline void __stcs(V *to, V value) {
+    *to = value;
+}
 static inline float rsqrtf(float x) {
     return 1.0f / sqrtf(x);
 }
@@ -209,6 +239,12 @@ template <typename F> static inline cudaError_t cudaFuncSetAttribute(F *, cudaFu
 template <typename F>
 static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *, int, size_t) {
     *blocks = 1;
+    return cudaSuccess;
+}
+template <typename... P, typename... A>
+static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(P...), const A &...arguments) {
+    emulate::launch(emulate::config(c->gridDim_, c->blockDim_, c->dynamicSmemBytes, c->stream), "a kernel", kernel,
+                    (P)arguments...);
     return cudaSuccess;
 }
 template <typename... P, size_t... I>
