@@ -352,29 +352,41 @@ void load_blocks(unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigne
 
 namespace {
 
+/* d = a b + c. A lane has rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next one. A register has EACH
+   elements; they are widened by the lane that has them. */
+template <int EACH>
 struct operands {
-    unsigned a[4], b[2];
+    float a[4][EACH], b[2][EACH];
 };
 
-/* d = a b + c. A lane has rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next one. A register has EACH
-   elements. */
 template <int EACH, typename Widen>
 void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4], Widen widen) {
-    operands mine;
-    memcpy(mine.a, a, sizeof mine.a);
-    memcpy(mine.b, b, sizeof mine.b);
+    operands<EACH> mine;
+    static_assert(sizeof mine <= GIVEN, "a lane gives it");
+    for (int e = 0; e < EACH; e++) {
+        for (int i = 0; i < 4; i++) {
+            mine.a[i][e] = widen(a[i], e);
+        }
+        for (int i = 0; i < 2; i++) {
+            mine.b[i][e] = widen(b[i], e);
+        }
+    }
     give(~0u, &mine, sizeof mine);
     const given *all = snapshot[warp_of_current()];
-    const int row = lane() / 4, column = 2 * (lane() % 4);
+    const given *left = all + lane() / 4 * 4, *right = all + 2 * (lane() % 4) * 4;
     double sum[4] = {c[0], c[1], c[2], c[3]};
-    for (int k = 0; k < 8 * EACH; k++) {
-        const int quarter = k / EACH % 4, upper = k / (4 * EACH);
-        const operands *left = (const operands *)all[4 * row + quarter].bytes;
-        for (int j = 0; j < 2; j++) {
-            const operands *right = (const operands *)all[4 * (column + j) + quarter].bytes;
-            const double b_kj = (double)widen(right->b[upper], k % EACH);
-            sum[j] += (double)widen(left->a[2 * upper], k % EACH) * b_kj;
-            sum[2 + j] += (double)widen(left->a[2 * upper + 1], k % EACH) * b_kj;
+    for (int upper = 0; upper < 2; upper++) {
+        for (int quarter = 0; quarter < 4; quarter++) {
+            const auto *l = (const operands<EACH> *)left[quarter].bytes;
+            const auto *r = (const operands<EACH> *)right[quarter].bytes;
+            const auto *next = (const operands<EACH> *)right[4 + quarter].bytes;
+            for (int e = 0; e < EACH; e++) {
+                const double low = (double)l->a[2 * upper][e], high = (double)l->a[2 * upper + 1][e];
+                sum[0] += low * (double)r->b[upper][e];
+                sum[1] += low * (double)next->b[upper][e];
+                sum[2] += high * (double)r->b[upper][e];
+                sum[3] += high * (double)next->b[upper][e];
+            }
         }
     }
     for (int i = 0; i < 4; i++) {
