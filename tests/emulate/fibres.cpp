@@ -75,13 +75,15 @@ asm(".text\n"
     "    sub sp, sp, #160\n"
     "    stp x19, x20, [sp]\n    stp x21, x22, [sp, #16]\n    stp x23, x24, [sp, #32]\n"
     "    stp x25, x26, [sp, #48]\n    stp x27, x28, [sp, #64]\n    stp x29, x30, [sp, #80]\n"
-    "    stp d8, d9, [sp, #96]\n    stp d10, d11, [sp, #112]\n    stp d12, d13, [sp, #128]\n    stp d14, d15, [sp, #144]\n"
+    "    stp d8, d9, [sp, #96]\n    stp d10, d11, [sp, #112]\n    stp d12, d13, [sp, #128]\n"
+    "    stp d14, d15, [sp, #144]\n"
     "    mov x9, sp\n"
     "    str x9, [x0]\n"
     "    mov sp, x1\n"
     "    ldp x19, x20, [sp]\n    ldp x21, x22, [sp, #16]\n    ldp x23, x24, [sp, #32]\n"
     "    ldp x25, x26, [sp, #48]\n    ldp x27, x28, [sp, #64]\n    ldp x29, x30, [sp, #80]\n"
-    "    ldp d8, d9, [sp, #96]\n    ldp d10, d11, [sp, #112]\n    ldp d12, d13, [sp, #128]\n    ldp d14, d15, [sp, #144]\n"
+    "    ldp d8, d9, [sp, #96]\n    ldp d10, d11, [sp, #112]\n    ldp d12, d13, [sp, #128]\n"
+    "    ldp d14, d15, [sp, #144]\n"
     "    add sp, sp, #160\n"
     "    ret\n"
     ".size carry_emulate_switch, .-carry_emulate_switch\n");
@@ -127,7 +129,7 @@ void make_fibres() {
     for (int i = 0; i < MOST; i++) {
         fibres[i].warp = i / 32;
         fibres[i].lane = i % 32;
-        /* Their ends are apart by other than powers of two: else the same few lines of the caches would hold them all. */
+        /* Their ends are not a power of two apart: else the same few lines of the caches would hold them all. */
         fibres[i].at = new_context(stacks + (size_t)i * STACK, STACK - (size_t)(i % 64) * 448);
     }
 }
