@@ -147,6 +147,9 @@ static void golden_hybrids_are_close_to_their_vectors(void **unused) {
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         for (int j = 0; j < TYPES; j++) {
+            if (!support_takes((int)i * TYPES + j, 4)) {
+                continue;
+            }
             const double far = golden_distance(ctx, names[i], &all_types[j]);
             const double allowed = j == 0 ? 1e-4 : bound_of(&all_types[j]);
             print_message("%s, keys and values %s, states %s: %.2g apart\n", names[i],
@@ -239,6 +242,9 @@ static void states_of_every_type_are_objects(void **unused) {
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (int i = 0; i < NAMED * 4; i++) {
         static const int models[] = {0, 5, 11, 13};
+        if (!support_takes(i, 3)) {
+            continue;
+        }
         int64_t ids[PROMPT + TOKENS];
         carry_engine *engine;
         uint64_t fork;

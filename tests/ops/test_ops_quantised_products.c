@@ -245,8 +245,13 @@ static void test_bf16_products_have_the_bits_of_decoded_weights(void **state) {
                     expect_bits_of_decoded(ctx, by, format, 5, 37, 1031, CARRY_F32);
                 }
                 if (f == carry_quant_format_index(&carry_quant_q8_0) && threads >= support_cases(1, 2)) {
-                    expect_bits_of_decoded(ctx, by, format, 7, 165, 4352, CARRY_F32);  /* three blocks of k */
-                    expect_bits_of_decoded(ctx, by, format, 7, 165, 3333, CARRY_BF16); /* and of rows */
+                    const int form = by->emulated ? support_cases(-1, i % 2) : -1; /* emulations are slow */
+                    if (form != 1) {
+                        expect_bits_of_decoded(ctx, by, format, 7, 165, 4352, CARRY_F32); /* three blocks of k */
+                    }
+                    if (form != 0) {
+                        expect_bits_of_decoded(ctx, by, format, 7, 165, 3333, CARRY_BF16); /* and of rows */
+                    }
                 }
             }
         }
