@@ -116,6 +116,7 @@ static void close_matrix(const bench *b, matrix_copies *m) {
 static void put(const bench *b, const matrix_copies *m, carry_tile_product *p, int sequences) {
     for (int i = 0; i < PRODUCTS; i++) {
         p->maps[0].tiles = m->tiles[i % m->count];
+        p->is_second = i % 2 == 1;
         check(b->ctx, carry_cuda_tile_product(b->ctx, b->ordinal, b->stream, p, sequences, true));
     }
 }

@@ -57,4 +57,11 @@ carry_status carry_cuda_measure(carry_ctx *ctx, int ordinal, carry_gpu *gpu);
         }                                                         \
     } while (0)
 
+/* Gives the kernel's multiprocessors as much shared memory as they can have. Two kernels run on a multiprocessor at the
+   same time only if its memory is divided into cache and shared memory alike for both; by default each kernel gets what
+   its own blocks need. */
+template <typename Kernel> static inline cudaError_t carry_cuda_share_most(Kernel *kernel) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+}
+
 #endif

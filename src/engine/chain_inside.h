@@ -15,9 +15,10 @@ struct carry_chain {
     bool same_bits;
     carry_chain_op *ops;
     int count;
-    bool head;      /* the last operation computes the logits */
-    bool has_tiles; /* matrices are quantised */
-    void *memory;   /* on the device: all arrays below, for CARRY_CHAIN_SEQUENCES sequences */
+    bool head;           /* the last operation computes the logits */
+    bool has_tiles;      /* matrices are quantised */
+    bool next_is_second; /* of the products with them */
+    void *memory;        /* on the device: all arrays below, for CARRY_CHAIN_SEQUENCES sequences */
     float *h, *part, *rates, *weights;
     int32_t *numbers;
     carry_tensor low, maps, mixed, activated, x; /* [CARRY_CHAIN_SEQUENCES, width], bf16 */

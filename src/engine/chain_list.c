@@ -55,6 +55,8 @@ static carry_tile_product *add_tiles(carry_chain *c, const carry_tensor *W, int 
     }
     (void)carry_quant_tiles_of_tensor(&layout, &W[0]); /* carry_decode_supports has checked it */
     carry_tile_product_finish(p, &layout);
+    p->is_second = c->next_is_second;
+    c->next_is_second = !c->next_is_second;
     c->has_tiles = true;
     return p;
 }

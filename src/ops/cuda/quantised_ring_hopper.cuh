@@ -3,9 +3,12 @@
 
    The units of a block's tiles are divided evenly among its warps, in order. Each warp copies its own units into its
    part of shared memory, `slots` of them ahead, and starts before the kernel that computes x has ended. For up to 8
-   sequences, two blocks fit on a multiprocessor, so the units of the next product arrive while this product ends. The
-   warps' partial sums of a tile meet in shared memory at the end of a round of tiles. If the tiles divide unevenly
-   among the multiprocessors, or x of all sequences does not fit, the blocks of a cluster share the columns of a tile.
+   sequences, blocks of two products fit on a multiprocessor, so the units of the next product arrive while this product
+   ends. Two blocks of the same product must not fit, else some multiprocessors get two of them and others none: ring
+   takes more than half of the shared memory, ring_beside more than half of the registers, and products that follow each
+   other alternate between the two (is_second). The warps' partial sums of a tile meet in shared memory at the end of a
+   round of tiles. If the tiles divide unevenly among the multiprocessors, or x of all sequences does not fit, the
+   blocks of a cluster share the columns of a tile.
 
    The loop over units is bound by its instructions. Four-bit codes whose scale multiplies sums therefore take half an
    instruction each: a code in the low bits of an f16 is the subnormal number code * 2^-24, or code * 2^-20 if it is
@@ -86,7 +89,7 @@ template <class F> static __device__ __forceinline__ void read_unit(unit_piece<F
 template <class F, int NT>
 static __device__ __forceinline__ void add_columns(float (&part)[NT][2][4], const unit_piece<F> &w, int at,
                                                    const uint4 (&x)[NT]) {
-    if constexpr (F::BITS == 4 && F::OF_SUMS) {
+    if constexpr (TWO_KINDS<F>) {
         const uint4 &codes = w.codes[at / 2];
         const unsigned first = at % 2 == 0 ? codes.x : codes.z, second = at % 2 == 0 ? codes.y : codes.w;
         const unsigned first_high = first >> 8, second_high = second >> 8;
@@ -96,8 +99,8 @@ static __device__ __forceinline__ void add_columns(float (&part)[NT][2][4], cons
                                  half2_of(first_high & 0x00f000f0u), half2_of(second_high & 0x00f000f0u)};
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            multiply(part[n][0], low, x[n].x, x[n].z);
-            multiply(part[n][1], high, x[n].y, x[n].w);
+            multiply(part[n][0], low, x[n].x, x[n].y);
+            multiply(part[n][1], high, x[n].z, x[n].w);
         }
     } else {
         __half2 a[2][4];
@@ -170,10 +173,7 @@ static __device__ __forceinline__ void add_unit(float (&c)[NT][4], float (&part)
 }
 
 template <class F, int NT, int W>
-static __global__ __launch_bounds__(32 * W, NT == 1 ? 2 : 1) void ring(const __grid_constant__ carry_tile_product p,
-                                                                       const __grid_constant__ ring_plan m,
-                                                                       int sequences) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+static __device__ __forceinline__ void run_ring(const carry_tile_product &p, const ring_plan &m, int sequences) {
     constexpr int BYTES = unit_of<F>::BYTES;
     extern __shared__ __align__(128) unsigned char ring_memory[];
     __shared__ int2 reach[2][4 * W]; /* of each tile of a round: the first and last warp that has units of it */
@@ -193,9 +193,11 @@ static __global__ __launch_bounds__(32 * W, NT == 1 ? 2 : 1) void ring(const __g
     ring_walk<W> now = ahead;
     bool more = ahead.find(b, m, warp);
     const unsigned char *from = nullptr;
+    int run = 0; /* units of the present tile that are asked for next, one after the other */
     const auto seek = [&] {
         from = ring_tile(p, b.begin, m.each, ahead.round * m.round + ahead.tile).tile +
                (size_t)(b.first + ahead.unit) * BYTES + lane * 16;
+        run = min(ahead.left, b.mine - ahead.unit);
     };
     if (more) {
         seek();
@@ -211,12 +213,8 @@ static __global__ __launch_bounds__(32 * W, NT == 1 ? 2 : 1) void ring(const __g
                 copy_16(slot + unit_of<F>::CODES + lane * 16, from + unit_of<F>::CODES);
             }
             from += BYTES;
-            ahead.unit++;
-            ahead.left--;
-            if (ahead.unit == b.mine || ahead.left == 0) {
-                ahead.tile += ahead.unit == b.mine;
-                ahead.unit = ahead.unit == b.mine ? 0 : ahead.unit;
-                more = ahead.left > 0 || ahead.find(b, m, warp);
+            if (--run == 0) {
+                more = ahead.pass(b, m, warp);
                 if (more) {
                     seek();
                 }
@@ -263,34 +261,39 @@ static __global__ __launch_bounds__(32 * W, NT == 1 ? 2 : 1) void ring(const __g
         if (now.left == 0) { /* between warps that have units of one tile */
             put_parts<NT>(to, c, sequences, lane);
         }
-        for (; now.left > 0; now.left--) {
-            unit_piece<F> w;
-            await_oldest(m.slots);
-            __syncwarp();
-            read_unit<F>(w, slot, lane);
-            __syncwarp();
-            send();
-            add_unit<F, NT>(c, part, w, x_at, (unsigned)now.unit * 256, sums + now.unit * unit_of<F>::GROUPS * 8 * NT,
-                            t);
+        while (now.left > 0) { /* a tile, or this warp's part of it */
+            const int units = min(now.left, b.mine - now.unit);
             if (lane == 0 && now.unit == 0) {
                 reach[turn][now.tile].x = warp;
             }
-            if (++now.unit == b.mine || now.left == 1) {
-                if (lane == 0 && now.unit == b.mine) {
-                    reach[turn][now.tile].y = warp;
-                }
-                if constexpr (!F::OF_SUMS) {
-#pragma unroll
-                    for (int i = 0; i < 4 * NT; i++) {
-                        c[i / 4][i % 4] = part[i / 4][0][i % 4] + part[i / 4][1][i % 4];
-                        part[i / 4][0][i % 4] = part[i / 4][1][i % 4] = 0.0f;
-                    }
-                }
-                put_parts<NT>(to, c, sequences, lane);
-                to += sequences * ROWS;
-                now.unit = 0;
-                now.tile++;
+            unsigned x_from = (unsigned)now.unit * 256;
+            const float *sums_from = sums + now.unit * unit_of<F>::GROUPS * 8 * NT;
+            for (int i = 0; i < units; i++) {
+                unit_piece<F> w;
+                await_oldest(m.slots);
+                __syncwarp();
+                read_unit<F>(w, slot, lane);
+                __syncwarp();
+                send();
+                add_unit<F, NT>(c, part, w, x_at, x_from, sums_from, t);
+                x_from += 256;
+                sums_from += unit_of<F>::GROUPS * 8 * NT;
             }
+            if (lane == 0 && now.unit + units == b.mine) {
+                reach[turn][now.tile].y = warp;
+            }
+            if constexpr (!F::OF_SUMS) {
+#pragma unroll
+                for (int i = 0; i < 4 * NT; i++) {
+                    c[i / 4][i % 4] = part[i / 4][0][i % 4] + part[i / 4][1][i % 4];
+                    part[i / 4][0][i % 4] = part[i / 4][1][i % 4] = 0.0f;
+                }
+            }
+            put_parts<NT>(to, c, sequences, lane);
+            to += sequences * ROWS;
+            now.left -= units;
+            now.unit = 0;
+            now.tile++;
         }
         __syncthreads();
         ring_finish<W>(p, m, b, memory, parts, reach[turn], o, sequences, round, rank);
@@ -298,6 +301,25 @@ static __global__ __launch_bounds__(32 * W, NT == 1 ? 2 : 1) void ring(const __g
             __syncthreads();
         }
     }
+}
+
+template <class F, int NT, int W>
+static __global__ __launch_bounds__(32 * W, NT == 1 ? 2 : 1) void ring(const __grid_constant__ carry_tile_product p,
+                                                                       const __grid_constant__ ring_plan m,
+                                                                       int sequences) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    run_ring<F, NT, W>(p, m, sequences);
+#endif
+}
+
+/* 12 warps with BESIDE_REGISTERS for a thread, and 12 with up to 80: the first do not fit twice. */
+constexpr int BESIDE_REGISTERS = 88;
+
+template <class F>
+static __global__ __maxnreg__(BESIDE_REGISTERS) void ring_beside(const __grid_constant__ carry_tile_product p,
+                                                                 const __grid_constant__ ring_plan m, int sequences) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    run_ring<F, 1, 12>(p, m, sequences);
 #endif
 }
 

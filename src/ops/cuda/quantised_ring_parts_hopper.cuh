@@ -10,6 +10,9 @@ namespace quantised {
 
 namespace cg = cooperative_groups;
 
+/* Four-bit codes of two kinds (quantised_ring_hopper.cuh): x of the first kind comes first in 16 bytes. */
+template <class F> constexpr bool TWO_KINDS = F::BITS == 4 && F::OF_SUMS;
+
 /* Tile `tile` of the block's items, which start at item `begin`. */
 static __device__ __forceinline__ place_of ring_tile(const carry_tile_product &p, int begin, int each, int tile) {
     const int item = begin + (each == 2 ? tile / 2 : tile);
@@ -38,6 +41,15 @@ template <int W> struct ring_walk {
         left = (warp + 1) * all / W - at;
         tile = at / b.mine;
         unit = at - tile * b.mine;
+    }
+
+    /* Goes on after the last unit of a tile, or this warp's last one of it; returns false at the end. */
+    __device__ __forceinline__ bool pass(const ring_share &b, const ring_plan &m, int warp) {
+        const int units = min(left, b.mine - unit);
+        tile++;
+        unit = 0;
+        left -= units;
+        return find(b, m, warp);
     }
 
     /* Goes to the first round from this one on that has units; returns false at the end. */
@@ -125,7 +137,9 @@ static __device__ __forceinline__ void ring_stage(const carry_tile_product &p, c
                 }
             }
             if (at < b.mine * 16) {
-                *(uint4 *)(memory + s * m.pitch + at * 16) = *(const uint4 *)to;
+                const unsigned *words = (const unsigned *)to;
+                *(uint4 *)(memory + s * m.pitch + at * 16) =
+                    TWO_KINDS<F> ? uint4{words[0], words[2], words[1], words[3]} : *(const uint4 *)to;
             }
         }
         if (p.norm != nullptr) {

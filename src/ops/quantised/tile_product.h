@@ -37,6 +37,8 @@ typedef struct carry_tile_product {
     bool x_is_wide, y_is_wide; /* f32 */
     bool x_is_aligned;         /* to 16 bytes, each row */
     carry_tile_output output;
+    /* Products that follow each other alternate, so that blocks of both fit on a multiprocessor. */
+    bool is_second;
 } carry_tile_product;
 
 #ifdef __cplusplus

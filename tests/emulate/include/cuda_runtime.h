@@ -116,7 +116,11 @@ typedef enum cudaDeviceAttr {
     cudaDevAttrMemoryPoolsSupported,
     cudaDevAttrMaxSharedMemoryPerBlockOptin
 } cudaDeviceAttr;
-typedef enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize } cudaFuncAttribute;
+typedef enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize,
+    cudaFuncAttributePreferredSharedMemoryCarveout
+} cudaFuncAttribute;
+enum { cudaSharedmemCarveoutMaxShared = 100 };
 /* Attributes of launches are ignored. */
 typedef enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization } cudaLaunchAttributeID;
 typedef struct cudaLaunchAttribute {
