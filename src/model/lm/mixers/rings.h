@@ -7,8 +7,8 @@
 
 #include "model/lm/lm_pass.h"
 
-/* The sizes of a model's rings, in layers whose states are in f32. bytes: of the rings of one slot. pays: they make steps
-   of many sequences on a GPU faster. That was measured for heads of 128 keys and values alone. */
+/* The sizes of a model's rings, in layers whose states are in f32. bytes: of the rings of one slot. pays: they make
+   steps of many sequences on a GPU faster. That was measured for heads of 128 keys and values alone. */
 typedef struct carry_lm_ring_sizes {
     size_t bytes;
     bool pays;
