@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "core/context.h"
+#include "engine/chain_ops.h"
 #include "engine/model_runner_inside.h"
 #include "model/lm/mixers/rings.h"
 
@@ -15,7 +16,9 @@
 
 size_t carry_model_runner_ring_bytes(const carry_lm *lm, const carry_model_runner_options *o, int64_t sequences) {
     const carry_lm_ring_sizes sizes = carry_lm_rings_measure(lm);
-    const bool gains = lm->own.device != 0 && sizes.pays && sequences >= RINGS_LEAST;
+    /* The chain of kernels takes more sequences with quantised matrices, and has no rings. */
+    const int64_t least = lm->own.quantised > 0 ? CARRY_CHAIN_SEQUENCES + 1 : RINGS_LEAST;
+    const bool gains = lm->own.device != 0 && sizes.pays && sequences >= least;
     const bool can =
         o->heads == NULL && !o->same_bits && !o->scores && (o->types == NULL || o->types->state == CARRY_F32);
     return can && (o->rings > 0 ? sequences >= o->rings : o->rings == 0 && gains) ? sizes.bytes : 0;

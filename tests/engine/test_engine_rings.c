@@ -196,6 +196,10 @@ static void rings_are_chosen_where_they_gain(void **unused) {
     assert_true(carry_model_runner_ring_bytes(&there, &chosen, 16) == 0);
     /* two layers of 8 heads with 8 counts, and 16 tokens of k, u and a decay */
     assert_true(carry_model_runner_ring_bytes(&there, &chosen, 17) == (size_t)2 * 8 * 4 * (8 + 16 * 257));
+    there.own.quantised = 1; /* more sequences than the chain of kernels takes */
+    assert_true(carry_model_runner_ring_bytes(&there, &chosen, 64) == 0);
+    assert_true(carry_model_runner_ring_bytes(&there, &chosen, 65) > 0);
+    there.own.quantised = 0;
     assert_true(carry_model_runner_ring_bytes(&there, &(carry_model_runner_options){.rings = -1}, 64) == 0);
     assert_true(carry_model_runner_ring_bytes(&there, &(carry_model_runner_options){.same_bits = true}, 64) == 0);
     assert_true(carry_model_runner_ring_bytes(&there, &(carry_model_runner_options){.scores = true}, 64) == 0);
