@@ -150,8 +150,7 @@ void carry_json_add_number(carry_json_text *text, const char *key, double value)
     }
 }
 
-/* Without printf: lists have millions of token ids, and where libquadmath is loaded (with OpenBLAS), printf looks
-   through its formats too. */
+/* Without printf: lists have millions of token ids. */
 void carry_json_add_integer(carry_json_text *text, const char *key, int64_t value) {
     char digits[20];
     size_t at = sizeof digits;
