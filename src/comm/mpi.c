@@ -37,6 +37,8 @@ typedef struct line {
     char incoming[CARRY_COMM_REASON], outgoing[CARRY_COMM_REASON];
     MPI_Request *told; /* [size], notices that this rank sent; NULL before the first */
     double parting;    /* time until which requests that are given up are waited for after the end; 0 before */
+    const carry_request *waited; /* by the last call, in vain */
+    int looks;                   /* at it */
 } line;
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(((carry_request *)NULL)->native), "a request of MPI fits into ours");
@@ -67,8 +69,9 @@ static void sleep_for(double seconds) {
 }
 
 /* Between two polls: at first does nothing, later lets other ranks on this machine run, then sleeps. */
+#define AWAKE 2000
 static void pause_after(int looks) {
-    if (looks > 2000) {
+    if (looks > AWAKE) {
         sleep_for(50e-6);
     } else if (looks > 100) {
         (void)sched_yield();
@@ -321,8 +324,10 @@ static void look(carry_wire *wire, carry_request *request, bool waits) {
 }
 
 static void progress(carry_wire *wire, carry_request *request, double until) {
+    line *l = wire->state;
+    int looks = request == l->waited ? l->looks : 0; /* else a wait in many short calls never sleeps */
     enter(request->operation, request->peer, until > 0 ? until : carry_seconds() + request->comm->deadline);
-    for (int looks = 0; request->state == CARRY_REQUEST_PENDING; looks++) {
+    for (; request->state == CARRY_REQUEST_PENDING; looks++) {
         look(wire, request, until > 0);
         if (request->state == CARRY_REQUEST_PENDING && wire->ended_by >= 0) {
             give_up(wire, request);
@@ -335,6 +340,10 @@ static void progress(carry_wire *wire, carry_request *request, double until) {
             }
             pause_after(looks);
         }
+    }
+    if (until > 0 || request == l->waited) {
+        l->waited = request->state == CARRY_REQUEST_PENDING ? request : NULL;
+        l->looks = looks > AWAKE ? AWAKE + 1 : looks;
     }
     leave();
 }

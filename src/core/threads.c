@@ -18,7 +18,7 @@
 #include "core/span.h"
 
 /* Long enough to bridge the gap between two levels of a scan, and short enough not to waste a shared machine. Under
-   sanitizers, where no times are measured, tests with threads spent a tenth of their processor time here. */
+   sanitizers, where no time is measured, tests with threads spent a tenth of their processor time here. */
 #define SPIN_SECONDS CARRY_MEASURED(100e-6, 20e-6)
 #define SPINS_PER_LOOK 64
 

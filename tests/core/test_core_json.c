@@ -200,8 +200,10 @@ static void what_is_written_is_read_back(void **unused) {
 static void objects_are_written_with_their_commas(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    static const char expected[] = "{\"a\":\"x\xEF\xBF\xBDy\",\"b\":[1,2.5,null,{}],\"c\":{\"d\":true,\"e\":null},"
-                                   "\"f\":3.0,\"z\":\"\\u0000\\u000a\"}";
+    static const char expected[] =
+        "{\"a\":\"x\xEF\xBF\xBDy\",\"b\":[1,2.5,null,-9223372036854775808,-10,0,9223372036854775807,{}],"
+        "\"c\":{\"d\":true,\"e\":null},"
+        "\"f\":3.0,\"z\":\"\\u0000\\u000a\"}";
     carry_json_text text = {0};
     carry_json_begin(&text, NULL, '{');
     carry_json_add_text(&text, "a", "x\xffy");
@@ -209,6 +211,9 @@ static void objects_are_written_with_their_commas(void **state) {
     carry_json_add_integer(&text, NULL, 1);
     carry_json_add_number(&text, NULL, 2.5);
     carry_json_add_number(&text, NULL, (double)INFINITY);
+    for (int i = 0; i < 4; i++) {
+        carry_json_add_integer(&text, NULL, (const int64_t[]){INT64_MIN, -10, 0, INT64_MAX}[i]);
+    }
     carry_json_begin(&text, NULL, '{');
     carry_json_end(&text, '}');
     carry_json_end(&text, ']');
@@ -224,7 +229,7 @@ static void objects_are_written_with_their_commas(void **state) {
 
     carry_json *document;
     assert_ok(ctx, carry_json_parse(ctx, &document, text.bytes, text.length, "t"));
-    assert_int_equal(carry_json_count(carry_json_find(document, "b")), 4);
+    assert_int_equal(carry_json_count(carry_json_find(document, "b")), 8);
     assert_null(carry_json_string(carry_json_find(document, "z"))); /* it has a zero inside */
     carry_json_text again = {.spaced = true};
     carry_json_add_node(&again, NULL, carry_json_find(document, "c"));

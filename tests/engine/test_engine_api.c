@@ -118,6 +118,9 @@ static void texts_are_the_same_beside_others_and_with_the_cache(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (int which = 0; which < HYBRIDS; which++) {
+        if (which % 3 == support_cases(-1, 0)) {
+            continue; /* states_are_objects runs these models */
+        }
         save_model(ctx, hybrid(which));
         answer alone[PROMPTS] = {0};
         carry_engine *engine;

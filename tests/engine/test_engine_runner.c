@@ -54,6 +54,11 @@ static void pass_logprobs(carry_lm *lm, carry_dtype dtype, const int32_t *from, 
     }
 }
 
+/* Where few cases suffice, each model runs with one type of case i: f32 for even models, bf16 for odd ones. */
+static bool is_spared(int i) {
+    return support_cases(0, 1) == 1 && i % 2 != i / 2 % 2;
+}
+
 /* With same_bits, prompts in pieces, single steps and the forward pass of training over the whole text give the same
    log probabilities, in layers with the delta rule and attention; other layers are refused by name. */
 static void a_forward_pass_has_the_bits_of_the_engine(void **unused) {
@@ -64,6 +69,9 @@ static void a_forward_pass_has_the_bits_of_the_engine(void **unused) {
     static const carry_dtype types[] = {CARRY_F32, CARRY_BF16};
     int compared = 0;
     for (int i = 0; i < 2 * RUNNER_MODELS; i++) {
+        if (is_spared(i)) {
+            continue;
+        }
         carry_lm *lm = model(ctx, runner_model(i / 2));
         bool able = lm->config.delta.use_delta_rule;
         for (int64_t l = 0; l < lm->config.num_hidden_layers; l++) {
@@ -87,7 +95,7 @@ static void a_forward_pass_has_the_bits_of_the_engine(void **unused) {
         }
         carry_lm_free(lm);
     }
-    assert_true(compared >= 8);
+    assert_true(compared >= support_cases(8, 4));
     carry_ctx_free(ctx);
 }
 
@@ -99,6 +107,9 @@ static void same_bits_hold_beside_any_sequences(void **unused) {
     static runner_case two;
     static const carry_dtype types[] = {CARRY_F32, CARRY_BF16};
     for (int i = 0; i < 2 * RUNNER_MODELS; i++) {
+        if (is_spared(i)) {
+            continue;
+        }
         carry_lm *lm = model(ctx, runner_model(i / 2));
         runner_open(&one, lm, types[i % 2], true, 3);
         runner_open(&two, lm, types[i % 2], true, 1000 + (uint32_t)i);
