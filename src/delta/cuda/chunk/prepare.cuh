@@ -147,7 +147,7 @@ static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, band_
             }
 #pragma unroll
             for (int i = r; i < 1 + 2 * r; i++) {
-                m.diagonal[i][0] = m.diagonal[i][1] = 0.0f;
+                m.A_own[i][0] = m.A_own[i][1] = 0.0f;
             }
             n.bad[e][row + 8 * r] = __int_as_float(0x7fffffff);
         }
@@ -160,11 +160,28 @@ static __device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b) {
     return c;
 }
 
+/* The decays from a pair of tokens to a thread's two rows. */
+struct pair_decays {
+    float to[2][2];
+    __device__ __forceinline__ pair_decays(const prepare_args &a, const prepare_numbers &n, int e, int token,
+                                           const float (&high)[2]) {
+        float2 h = *(const float2 *)&n.high[e][token];
+        if (a.l2norm) {
+            float2 l = *(const float2 *)&n.log_norm[token];
+            h = {h.x - l.x, h.y - l.y};
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            to[r][0] = power_of_two(high[r] - h.x);
+            to[r][1] = power_of_two(high[r] - h.y);
+        }
+    }
+};
+
 /* For one value head: a warp's rows of A, and of P without the factor of its row. */
-template <int BAND_OF>
 static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
-                                             const float (&qk)[32], band_rows &m, int lane) {
-    int g = lane / 4, t = lane % 4, row = 16 * BAND_OF + g;
+                                             const float (&qk)[32], band_rows &m, int band, int lane) {
+    int g = lane / 4, t = lane % 4, row = 16 * band + g;
     float high[2], by[2], own[2];
     uint32_t sum[2] = {0, 0};
 #pragma unroll
@@ -173,32 +190,46 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
         by[r] = n.beta[e][row + 8 * r] * n.inverse_norm[0][row + 8 * r];
         own[r] = by[r] + high[r];
     }
+    float kk_own[8], qk_own[8];
 #pragma unroll
-    for (int i = 0; i < 2 * BAND_OF + 2; i++) {
-        float2 h = *(const float2 *)&n.high[e][8 * i + 2 * t];
-        if (a.l2norm) {
-            float2 l = *(const float2 *)&n.log_norm[8 * i + 2 * t];
-            h = {h.x - l.x, h.y - l.y};
-        }
+    for (int i = 0; i < 8; i++) {
+        kk_own[i] = band < 2 ? (band == 0 ? kk[i] : kk[8 + i]) : (band == 2 ? kk[16 + i] : kk[24 + i]);
+        qk_own[i] = band < 2 ? (band == 0 ? qk[i] : qk[8 + i]) : (band == 2 ? qk[16 + i] : qk[24 + i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        pair_decays d(a, n, e, 16 * band + 8 * i + 2 * t, high);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            bool diagonal = i / 2 == BAND_OF, cut = diagonal && i % 2 == r, above = diagonal && i % 2 > r;
-            float d0 = power_of_two(high[r] - h.x), d1 = power_of_two(high[r] - h.y);
+            bool cut = i == r, above = i > r;
             if (!above) {
-                float A0 = by[r] * d0 * kk[4 * i + 2 * r], A1 = by[r] * d1 * kk[4 * i + 2 * r + 1];
+                float A0 = by[r] * d.to[r][0] * kk_own[4 * i + 2 * r];
+                float A1 = by[r] * d.to[r][1] * kk_own[4 * i + 2 * r + 1];
                 A0 = !cut || 2 * t < g ? A0 : 0.0f;
                 A1 = !cut || 2 * t + 1 < g ? A1 : 0.0f;
-                if (diagonal) {
-                    m.diagonal[i % 2 + r][0] = A0;
-                    m.diagonal[i % 2 + r][1] = A1;
-                    own[r] += A0 + A1;
-                } else {
-                    split(m.A, 2 * i + r, A0, A1);
+                m.A_own[i + r][0] = A0;
+                m.A_own[i + r][1] = A1;
+                own[r] += A0 + A1;
+            }
+            float P0 = d.to[r][0] * qk_own[4 * i + 2 * r], P1 = d.to[r][1] * qk_own[4 * i + 2 * r + 1];
+            split(m.P_own, 2 * i + r, above || (cut && 2 * t > g) ? 0.0f : P0,
+                  above || (cut && 2 * t + 1 > g) ? 0.0f : P1);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 3; j++) {
+        if (j < band) {
+#pragma unroll
+            for (int i = 2 * j; i < 2 * j + 2; i++) {
+                pair_decays d(a, n, e, 8 * i + 2 * t, high);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    split(m.A, 2 * i + r, by[r] * d.to[r][0] * kk[4 * i + 2 * r],
+                          by[r] * d.to[r][1] * kk[4 * i + 2 * r + 1]);
                     sum[r] = add_pairs(sum[r], m.A[0][2 * i + r]);
+                    split(m.P, 2 * i + r, d.to[r][0] * qk[4 * i + 2 * r], d.to[r][1] * qk[4 * i + 2 * r + 1]);
                 }
             }
-            float P0 = d0 * qk[4 * i + 2 * r], P1 = d1 * qk[4 * i + 2 * r + 1];
-            split(m.P, 2 * i + r, above || (cut && 2 * t > g) ? 0.0f : P0, above || (cut && 2 * t + 1 > g) ? 0.0f : P1);
         }
     }
     float bad[2] = {(own[0] + (low_half(sum[0]) + high_half(sum[0]))) * 0.0f,

@@ -68,17 +68,16 @@ template <int HALVES> struct preparer {
         stores_commit();
         stored = tile;
     }
-    template <int BAND_OF>
     __device__ __forceinline__ void make_band(int e, const float (&kk)[32], const float (&qk)[32]) {
-        band_rows m;
-        weigh<BAND_OF>(a, n, e, kk, qk, m, lane);
-        int row = 16 * BAND_OF + lane / 4;
+        band_rows m = {};
+        weigh(a, n, e, kk, qk, m, band, lane);
+        int row = 16 * band + lane / 4;
         float by[2] = {a.scale * n.inverse_norm[1][row], a.scale * n.inverse_norm[1][row + 8]};
-        store_numbers(a, n, e, (float *)(data + NUMBERS_AT), BAND_OF, lane);
-        begin_band<BAND_OF>(m, lane);
+        store_numbers(a, n, e, (float *)(data + NUMBERS_AT), band, lane);
+        begin_band(m, band, lane);
         band_place<solve_layout<KEPT, HALF - QUARTER>> T(start, start + REST_AT, lane);
-        solve_band<BAND_OF>(m, T, first);
-        apply_scores<BAND_OF>(m, T, by);
+        solve_band(m, T, first, band);
+        apply_scores(m, T, by, band);
     }
     __device__ __forceinline__ int group() const {
         return (a.s.value_heads >> a.s.shift) / a.s.heads;
@@ -107,15 +106,7 @@ template <int HALVES> struct preparer {
         if (more && next < group() && (last || next % 2 == 0)) {
             load_pair(next);
         }
-        if (band == 0) {
-            make_band<0>(e, kk, qk);
-        } else if (band == 1) {
-            make_band<1>(e, kk, qk);
-        } else if (band == 2) {
-            make_band<2>(e, kk, qk);
-        } else {
-            make_band<3>(e, kk, qk);
-        }
+        make_band(e, kk, qk);
         hopper::fence_async();
         meet();
         return more;

@@ -17,11 +17,12 @@ namespace DELTA_CHUNK {
 
 /* A warp's 16 rows of A and P, as a thread holds them. For every 8 columns there are two words, each with two adjacent
    columns: of the thread's first row, and of the row 8 below. Four words are a left operand of 16 columns. [0] is the
-   rounded number and [1] its rounding error. A has only the columns before the band; `diagonal` has A's block on the
-   diagonal as three blocks of 8 x 8 (upper left, lower left, lower right), two elements for each lane. */
+   rounded number and [1] its rounding error. A and P have only the columns before the band, and A_own and P_own those
+   of the band itself: all bands run the same code, in which every number has its register. A_own is three blocks of
+   8 x 8 (upper left, lower left, lower right), two elements for each lane. */
 struct band_rows {
-    float diagonal[3][2];
-    uint32_t A[2][12], P[2][16];
+    float A_own[3][2];
+    uint32_t A[2][12], P[2][12], P_own[2][4];
 };
 
 /* Stores x and y as two parts: [0] the rounded pair, [1] its rounding error. */
@@ -86,21 +87,24 @@ static __device__ __forceinline__ void invert_diagonal(float (&x)[3][2], int lan
 }
 
 /* Replaces A by -N = -D A. */
-template <int BAND_OF> static __device__ __forceinline__ void apply_diagonal(band_rows &m) {
+static __device__ __forceinline__ void apply_diagonal(band_rows &m, int band) {
     uint32_t D[2][4];
-    split(D, 0, m.diagonal[0][0], m.diagonal[0][1]);
-    split(D, 1, m.diagonal[1][0], m.diagonal[1][1]);
+    split(D, 0, m.A_own[0][0], m.A_own[0][1]);
+    split(D, 1, m.A_own[1][0], m.A_own[1][1]);
     D[0][2] = D[1][2] = 0;
-    split(D, 3, m.diagonal[2][0], m.diagonal[2][1]);
+    split(D, 3, m.A_own[2][0], m.A_own[2][1]);
 #pragma unroll
-    for (int i = 0; i < 6; i++) {
-        if (i / 2 < BAND_OF) {
-            uint32_t b[2] = {turned(m.A[0][2 * i]), turned(m.A[0][2 * i + 1])};
-            uint32_t rest[2] = {turned(m.A[1][2 * i]), turned(m.A[1][2 * i + 1])};
-            float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            product_of_parts(sum, D[0], D[1], b, rest);
-            split(m.A, 2 * i, -sum[0], -sum[1]);
-            split(m.A, 2 * i + 1, -sum[2], -sum[3]);
+    for (int j = 0; j < 3; j++) {
+        if (j < band) {
+#pragma unroll
+            for (int i = 2 * j; i < 2 * j + 2; i++) {
+                uint32_t b[2] = {turned(m.A[0][2 * i]), turned(m.A[0][2 * i + 1])};
+                uint32_t rest[2] = {turned(m.A[1][2 * i]), turned(m.A[1][2 * i + 1])};
+                float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                product_of_parts(sum, D[0], D[1], b, rest);
+                split(m.A, 2 * i, -sum[0], -sum[1]);
+                split(m.A, 2 * i + 1, -sum[2], -sum[3]);
+            }
         }
     }
 }
@@ -117,94 +121,125 @@ template <typename Layout> struct band_place {
         even = kept_part(tile, (lane & 8) + lane % 8, lane / 16);
         odd = even ^ 32;
     }
-    /* Of the rows of band j and columns 8 i to 8 i + 15. */
+    /* Of the rows of band j and the columns of band i. */
     __device__ __forceinline__ uint32_t at(int j, int i) const {
-        return (i % 4 == 0 ? even : odd) + (uint32_t)(1024 * j + (i < 4 ? 0 : Layout::RIGHT));
+        return (i % 2 == 0 ? even : odd) + (uint32_t)(1024 * j + (i < 2 ? 0 : Layout::RIGHT));
     }
 };
 
-/* Adds the product of a left operand of 16 columns with rows 16 j to 16 j + 15 of T to `sums`, 8 columns each. */
-template <typename Layout>
-static __device__ __forceinline__ void times_band(float (&sums)[8][4], const uint32_t *left, const uint32_t *left_rest,
-                                                  const band_place<Layout> &T, int j) {
+/* 16 rows of T or W, in the layout of sums: the columns before the band, and its own. */
+struct band_sums {
+    float before[6][4], own[2][4];
+};
+
+static __device__ __forceinline__ void clear_block(float (*sums)[4]) {
 #pragma unroll
-    for (int i = 0; i <= 2 * j; i += 2) {
-        uint32_t b[4], b_rest[4];
-        load_matrices_across(b, T.at(j, i));
-        load_matrices_across(b_rest, T.at(j, i) + T.rest);
-        product_of_parts(sums[i], left, left_rest, b, b_rest);
-        product_of_parts(sums[i + 1], left, left_rest, b + 2, b_rest + 2);
+    for (int i = 0; i < 8; i++) {
+        sums[i / 4][i % 4] = 0.0f;
     }
 }
 
-/* Stores 16 rows of T or W, `offset` bytes after T. `parts` holds pairs of columns as in band_rows. Columns after the
-   band become zero. */
-template <int BAND_OF, typename Layout>
-static __device__ __forceinline__ void store_band(const band_place<Layout> &T, uint32_t offset,
-                                                  const uint32_t (&parts)[16]) {
+/* sums (16 columns) += a left operand of 16 columns, times the block of T at `from`. */
+static __device__ __forceinline__ void times_block(float (*sums)[4], const uint32_t *left, const uint32_t *left_rest,
+                                                   uint32_t from, uint32_t rest) {
+    uint32_t b[4], b_rest[4];
+    load_matrices_across(b, from);
+    load_matrices_across(b_rest, from + rest);
+    product_of_parts(sums[0], left, left_rest, b, b_rest);
+    product_of_parts(sums[1], left, left_rest, b + 2, b_rest + 2);
+}
+
+/* The same for rows 16 j to 16 j + 15 of T, with j before the band, where the sums of columns 16 j to 16 j + 15 begin. */
+template <typename Layout>
+static __device__ __forceinline__ void times_band(band_sums &sums, const uint32_t *left, const uint32_t *left_rest,
+                                                  const band_place<Layout> &T, int j) {
 #pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-        if (i < 4 || BAND_OF > 1) {
-            bool there = i / 2 <= BAND_OF;
-            store_matrices(T.at(BAND_OF, i) + offset, there ? parts[2 * i] : 0, there ? parts[2 * i + 1] : 0,
-                           there ? parts[2 * i + 2] : 0, there ? parts[2 * i + 3] : 0);
+    for (int i = 0; i <= j; i++) {
+        times_block(sums.before + 2 * i, left, left_rest, T.at(j, i), T.rest);
+    }
+}
+
+/* Stores 16 rows of T or W, multiplied by `by` (for both rows of a thread), `offset` bytes after T; if `rest` is not 0,
+   also their rounding errors, `rest` bytes after them. Columns after the band become zero. */
+static __device__ __forceinline__ void store_block(const float (*sums)[4], const float (&by)[2], uint32_t to,
+                                                   uint32_t rest) {
+    uint32_t parts[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        split(parts, i, by[i % 2] * sums[i / 2][i % 2 * 2], by[i % 2] * sums[i / 2][i % 2 * 2 + 1]);
+    }
+    store_matrices(to, parts[0][0], parts[0][1], parts[0][2], parts[0][3]);
+    if (rest != 0) {
+        store_matrices(to + rest, parts[1][0], parts[1][1], parts[1][2], parts[1][3]);
+    }
+}
+
+template <bool RESTS, typename Layout>
+static __device__ __forceinline__ void store_band(const band_sums &sums, const float (&by)[2],
+                                                  const band_place<Layout> &T, uint32_t offset, int band) {
+    uint32_t rest = RESTS ? T.rest : 0;
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        if (i < band) {
+            store_block(sums.before + 2 * i, by, T.at(band, i) + offset, rest);
+        }
+    }
+    store_block(sums.own, by, T.at(band, band) + offset, rest);
+    if (band % 2 == 0) {
+        uint32_t to = T.at(band, band + 1) + offset;
+        store_matrices(to, 0, 0, 0, 0);
+        if (RESTS) {
+            store_matrices(to + rest, 0, 0, 0, 0);
         }
     }
 }
 
 /* Inverts the diagonal block and applies it to the columns before the band. */
-template <int BAND_OF> static __device__ __forceinline__ void begin_band(band_rows &m, int lane) {
-    invert_diagonal(m.diagonal, lane);
-    apply_diagonal<BAND_OF>(m);
+static __device__ __forceinline__ void begin_band(band_rows &m, int band, int lane) {
+    invert_diagonal(m.A_own, lane);
+    apply_diagonal(m, band);
 }
 
 /* Computes the band's rows of T and of T's rounding error, and stores them in shared memory. Barrier first + 1 + j of
    the thread block signals that the rows of band j are stored. */
-template <int BAND_OF, typename Layout>
-static __device__ __forceinline__ void solve_band(band_rows &m, const band_place<Layout> &T, int first) {
-    float sums[8][4];
+template <typename Layout>
+static __device__ __forceinline__ void solve_band(const band_rows &m, const band_place<Layout> &T, int first,
+                                                  int band) {
+    band_sums sums = {};
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        bool own = i / 2 == BAND_OF;
+    for (int c = 0; c < 2; c++) {
+        sums.own[0][c] = m.A_own[0][c];
+        sums.own[0][2 + c] = m.A_own[1][c];
+        sums.own[1][2 + c] = m.A_own[2][c];
+    }
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            sums[i][c] = own && i % 2 == 0 ? m.diagonal[0][c] : 0.0f;
-            sums[i][2 + c] = own ? m.diagonal[1 + i % 2][c] : 0.0f;
+    for (int j = 0; j < 3; j++) {
+        if (j < band) {
+            hopper::group_meet(first + 1 + j, 32 * (4 - j));
+            times_band(sums, &m.A[0][4 * j], &m.A[1][4 * j], T, j);
         }
     }
-#pragma unroll
-    for (int j = 0; j < BAND_OF; j++) {
-        hopper::group_meet(first + 1 + j, 32 * (4 - j));
-        times_band(sums, &m.A[0][4 * j], &m.A[1][4 * j], T, j);
-    }
-    uint32_t parts[2][16];
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        split(parts, i, sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]);
-    }
-    store_band<BAND_OF>(T, 0, parts[0]);
-    store_band<BAND_OF>(T, T.rest, parts[1]);
+    store_band<true>(sums, {1.0f, 1.0f}, T, 0, band);
     __syncwarp();
-    if (BAND_OF < 3) {
-        hopper::group_tell(first + 1 + BAND_OF, 32 * (4 - BAND_OF));
+    if (band < 3) {
+        hopper::group_tell(first + 1 + band, 32 * (4 - band));
     }
 }
 
 /* Computes the band's rows of W, multiplied by `by` (for both rows of a thread), in shared memory. */
-template <int BAND_OF, typename Layout>
+template <typename Layout>
 static __device__ __forceinline__ void apply_scores(const band_rows &m, const band_place<Layout> &T,
-                                                    const float (&by)[2]) {
-    float sums[8][4] = {};
-    uint32_t parts[16];
+                                                    const float (&by)[2], int band) {
+    band_sums sums = {};
 #pragma unroll
-    for (int j = 0; j <= BAND_OF; j++) {
-        times_band(sums, &m.P[0][4 * j], &m.P[1][4 * j], T, j);
+    for (int j = 0; j < 3; j++) {
+        if (j < band) {
+            times_band(sums, &m.P[0][4 * j], &m.P[1][4 * j], T, j);
+            times_block(sums.before + 2 * j, m.P_own[0], m.P_own[1], T.at(band, j), T.rest);
+        }
     }
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        parts[i] = pack(by[i % 2] * sums[i / 2][i % 2 * 2], by[i % 2] * sums[i / 2][i % 2 * 2 + 1]);
-    }
-    store_band<BAND_OF>(T, Layout::W, parts);
+    times_block(sums.own, m.P_own[0], m.P_own[1], T.at(band, band), T.rest);
+    store_band<false>(sums, by, T, Layout::W, band);
 }
 
 } // namespace DELTA_CHUNK
