@@ -19,7 +19,8 @@ namespace DELTA_CHUNK {
    columns: of the thread's first row, and of the row 8 below. Four words are a left operand of 16 columns. [0] is the
    rounded number and [1] its rounding error. A and P have only the columns before the band, and A_own and P_own those
    of the band itself: all bands run the same code, in which every number has its register. A_own is three blocks of
-   8 x 8 (upper left, lower left, lower right), two elements for each lane. */
+   8 x 8 (upper left, lower left, lower right), two elements for each lane. Columns that a band does not have are zero:
+   a register that only some bands set would be occupied all the time. */
 struct band_rows {
     float A_own[3][2];
     uint32_t A[2][12], P[2][12], P_own[2][4];
@@ -132,13 +133,6 @@ struct band_sums {
     float before[6][4], own[2][4];
 };
 
-static __device__ __forceinline__ void clear_block(float (*sums)[4]) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        sums[i / 4][i % 4] = 0.0f;
-    }
-}
-
 /* sums (16 columns) += a left operand of 16 columns, times the block of T at `from`. */
 static __device__ __forceinline__ void times_block(float (*sums)[4], const uint32_t *left, const uint32_t *left_rest,
                                                    uint32_t from, uint32_t rest) {
@@ -149,7 +143,7 @@ static __device__ __forceinline__ void times_block(float (*sums)[4], const uint3
     product_of_parts(sums[1], left, left_rest, b + 2, b_rest + 2);
 }
 
-/* The same for rows 16 j to 16 j + 15 of T, with j before the band, where the sums of columns 16 j to 16 j + 15 begin. */
+/* The same for rows 16 j to 16 j + 15 of T, with j before the band. */
 template <typename Layout>
 static __device__ __forceinline__ void times_band(band_sums &sums, const uint32_t *left, const uint32_t *left_rest,
                                                   const band_place<Layout> &T, int j) {
@@ -159,8 +153,8 @@ static __device__ __forceinline__ void times_band(band_sums &sums, const uint32_
     }
 }
 
-/* Stores 16 rows of T or W, multiplied by `by` (for both rows of a thread), `offset` bytes after T; if `rest` is not 0,
-   also their rounding errors, `rest` bytes after them. Columns after the band become zero. */
+/* Stores 16 rows and 16 columns of T or W, multiplied by `by` (for both rows of a thread); if `rest` is not 0, also
+   their rounding errors, `rest` bytes after them. */
 static __device__ __forceinline__ void store_block(const float (*sums)[4], const float (&by)[2], uint32_t to,
                                                    uint32_t rest) {
     uint32_t parts[2][4];
@@ -174,6 +168,7 @@ static __device__ __forceinline__ void store_block(const float (*sums)[4], const
     }
 }
 
+/* Stores the band's rows, `offset` bytes after T. Columns after the band become zero. */
 template <bool RESTS, typename Layout>
 static __device__ __forceinline__ void store_band(const band_sums &sums, const float (&by)[2],
                                                   const band_place<Layout> &T, uint32_t offset, int band) {
