@@ -146,13 +146,13 @@ static void queries_keep_their_bits_whatever_they_do_not_see(void **unused) {
     (void)unused;
     for (int i = 0; carry_kernels_name(i) != NULL; i++) {
         if (carry_kernels_usable(i)) {
-            check(carry_kernels_name(i), support_cases(300, 40));
+            check(carry_kernels_name(i), support_cases(300, 16));
         }
     }
-    check("amx-emulated", support_cases(200, 30));
+    check("amx-emulated", support_cases(200, 12));
     const carry_bf16 *amx = carry_bf16_named("amx");
     if (amx != NULL && amx->missing() == NULL) {
-        check("amx", support_cases(200, 30));
+        check("amx", support_cases(200, 12));
     }
 }
 

@@ -66,6 +66,9 @@ static void gradients_equal_float64(void **unused) {
             whole w = make_keys(ctx, i);
             recurrence exact = recur_whole(&w, false);
             for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
+                if (!support_takes((int)i + m, 3)) {
+                    continue;
+                }
                 poison(&w);
                 run_method(ctx, &w, carry_delta_name(0, m), w.got, false, false);
                 expect_exact(&exact, &w, carry_delta_name(0, m), i);

@@ -84,8 +84,10 @@ static void test_products_of_many_tokens_equal_their_formats(void **state) {
         for (int f = 0; by->usable() && by->many != NULL && carry_quant_format_at(f) != NULL; f++) {
             const carry_quant_format *format = carry_quant_format_at(f);
             for (int i = 0; by->many(format) != NULL && i < 60; i++) {
-                expect_many(ctx, by, format, widths[i % 10], rows[i % 6], tokens[i % 4], i % 7 == 0);
-                found++;
+                if (support_takes(i + f, 9)) {
+                    expect_many(ctx, by, format, widths[i % 10], rows[i % 6], tokens[i % 4], i % 7 == 0);
+                    found++;
+                }
             }
         }
     }

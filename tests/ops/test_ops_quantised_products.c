@@ -177,7 +177,7 @@ static void test_linear_maps_are_near_those_of_the_decoded_weight(void **state) 
         for (int f = 0; carry_quant_format_at(f) != NULL; f++) {
             static const int64_t tokens[] = {1, 2, 8, 9, 16, 17, 40, 551};
             for (int t = 0; t < 8; t++) {
-                if (!support_takes(f * 8 + t + i, 3)) {
+                if (!support_takes(f * 8 + t + i, 5)) {
                     continue;
                 }
                 expect_linear(ctx, carry_quant_format_at(f), CARRY_F32, tokens[t], 300, t % 2 == 0);
@@ -240,7 +240,7 @@ static void test_bf16_products_have_the_bits_of_decoded_weights(void **state) {
             const carry_bf16 *by = carry_bf16_at(i);
             for (int f = 0; by->missing() == NULL && carry_quant_format_at(f) != NULL; f++) {
                 const carry_quant_format *format = carry_quant_format_at(f);
-                if (support_takes(f + i + threads, 3)) {
+                if (support_takes(f + i + threads, 5)) {
                     expect_bits_of_decoded(ctx, by, format, 33, 70, 300, CARRY_BF16);
                     expect_bits_of_decoded(ctx, by, format, 5, 37, 1031, CARRY_F32);
                 }
