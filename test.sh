@@ -4,7 +4,7 @@
 #
 #   ./test.sh        this
 #   ./test.sh all    and sanitizers, clang with fuzzing, CUDA's compile, the other architecture under qemu, lint, the longest
-#                    tests: 30 to 75 minutes on two cores, by machine and compiler cache
+#                    tests: 30 to 75 minutes on two cores, by machine and load
 #   ./test.sh fast   less: without the tests that start programs
 set -eu
 cd "$(dirname "$0")"
