@@ -36,7 +36,7 @@ foreach(file ${emulated_sources})
     set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS -fno-strict-aliasing)
   endif()
 endforeach()
-if(CARRY_CUDA_QUICK) # operators and models hardly use scans and delta; with -O1 their tests take as long as with -O2
+if(CARRY_CUDA_QUICK) # operators and models hardly use scans and delta, and -O1 saves more to compile than their tests lose
   foreach(file ${emulated_sources})
     if(file MATCHES "/(scan|delta)/cuda/")
       set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS -O0)
