@@ -8,7 +8,6 @@ set(carry_instances
   "delta/cuda/keys/values.cu      bf16,f16 -"
   "delta/cuda/keys/gradients.cu   bf16,f16 -"
   "delta/cuda/chunk/forward.cu    bf16,f16 -"
-  "delta/cuda/chunk/fused.cu      bf16,f16 -"
   "delta/cuda/chunk/keys.cu       bf16,f16 -"
   "delta/cuda/chunk/backward.cu   bf16,f16 -"
   "delta/cuda/chunk/gradients.cu  bf16,f16 -"

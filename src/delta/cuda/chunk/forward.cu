@@ -235,27 +235,12 @@ static carry_status describe_job(carry_ctx *ctx, const carry_delta_job *job, sca
     return CARRY_OK;
 }
 
-/* The whole pass in one kernel. `l` and `first` are those of two kernels. */
-static carry_status run_fused(carry_ctx *ctx, const carry_delta_job *job, const scan_launch &l,
-                              const prepare_args &first, int units, int ordinal, cudaStream_t stream) {
-    carry_map_encoder encode = NULL;
-    fused_args a = {l.first, first, (unsigned)(job->sequences * job->value_heads)};
-    CARRY_TRY(carry_map_find_encoder(ctx, &encode, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &a.walk.q, "q", &job->q, job, job->heads, job->key, 1, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &a.walk.k, "k", &job->k, job, job->heads, job->key, 1, ordinal));
-    set_segments(job, 1, &a.walk.s);
-    return launch_fused(ctx, job, a, units, ordinal, stream);
-}
-
 carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal, cudaStream_t stream) {
     int units = 0;
     scan_launch l = {};
     CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
     prepare_args first = prepare_args_of(job, &l.first.q, &l.first.k);
     first.tiles = tiles_of(job);
-    if (fused_applies(job, units)) {
-        return run_fused(ctx, job, l, first, units, ordinal, stream);
-    }
     int taken = scan_units(job, units);
     if (taken > 0) { /* the scan waits for single tiles, prepare for nothing */
         first.ready = (uint32_t *)l.first.pairs;

@@ -4,7 +4,6 @@
 
 #include "device/tensor_map.cuh"
 
-#include "delta/cuda/chunk/fused.cuh"
 #include "delta/cuda/chunk/prepare.cuh"
 #include "delta/cuda/chunk/scan.cuh"
 
@@ -52,10 +51,6 @@ carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal
 carry_status run_pair(carry_ctx *ctx, const carry_delta_job *job, float *M, float *L, int ordinal, cudaStream_t stream);
 carry_status run_rest(carry_ctx *ctx, const carry_delta_job *job, const float *arrived, int ordinal,
                       cudaStream_t stream);
-/* fused.cu: the forward pass in one kernel. */
-bool fused_applies(const carry_delta_job *job, int units);
-carry_status launch_fused(carry_ctx *ctx, const carry_delta_job *job, const fused_args &a, int units, int ordinal,
-                          cudaStream_t stream);
 /* keys.cu. */
 bool keys_apply(const carry_delta_job *job);
 size_t keys_bytes(const carry_delta_job *job, int units);

@@ -96,10 +96,6 @@ static __device__ __forceinline__ void invert_one(float *x, int warp, int lane) 
     }
 }
 
-static __device__ __forceinline__ void store_four(uint32_t to, const uint32_t (&w)[4]) {
-    hopper::shared_store(to, make_uint4(w[0], w[1], w[2], w[3]));
-}
-
 /* Stores T as bf16, and its rounding error in `rest`. */
 static __device__ __forceinline__ void round_inverse(const float *triangle, uint32_t tile, uint32_t rest, int thread) {
 #pragma unroll
@@ -182,9 +178,8 @@ __global__ void __launch_bounds__(128, 3) prepare_keys(const __grid_constant__ k
     }
     hopper::fence_async();
     __syncthreads();
-    apply_inverse<QUARTER>(W, P, start, start + KEYS_REST);
-    band_place<kept_layout> T(start, start + KEYS_REST, lane);
-    store_weights(T, W, {1.0f, 1.0f}, warp, lane);
+    apply_inverse(W, P, start, start + KEYS_REST);
+    store_weights(start + KEPT, W, warp, lane);
     hopper::fence_async();
     __syncthreads();
     if (thread == 0) {

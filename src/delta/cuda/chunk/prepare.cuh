@@ -183,7 +183,7 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
                                              const float (&qk)[32], band_rows &m, int band, int lane) {
     int g = lane / 4, t = lane % 4, row = 16 * band + g;
     float high[2], by[2], own[2];
-    uint32_t sum[2] = {0, 0}, P_own[2][4];
+    uint32_t sum[2] = {0, 0};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         high[r] = n.high[e][row + 8 * r];
@@ -212,7 +212,7 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
                 own[r] += A0 + A1;
             }
             float P0 = d.to[r][0] * qk_own[4 * i + 2 * r], P1 = d.to[r][1] * qk_own[4 * i + 2 * r + 1];
-            split(P_own, 2 * i + r, above || (cut && 2 * t > g) ? 0.0f : P0,
+            split(m.P_own, 2 * i + r, above || (cut && 2 * t > g) ? 0.0f : P0,
                   above || (cut && 2 * t + 1 > g) ? 0.0f : P1);
         }
     }
@@ -227,17 +227,10 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
                     split(m.A, 2 * i + r, by[r] * d.to[r][0] * kk[4 * i + 2 * r],
                           by[r] * d.to[r][1] * kk[4 * i + 2 * r + 1]);
                     sum[r] = add_pairs(sum[r], m.A[0][2 * i + r]);
-                    uint32_t P[2][1];
-                    split(P, 0, d.to[r][0] * qk[4 * i + 2 * r], d.to[r][1] * qk[4 * i + 2 * r + 1]);
-                    m.P[8 * j + 2 * (i % 2) + r] = P[0][0];
-                    m.P[8 * j + 4 + 2 * (i % 2) + r] = P[1][0];
+                    split(m.P, 2 * i + r, d.to[r][0] * qk[4 * i + 2 * r], d.to[r][1] * qk[4 * i + 2 * r + 1]);
                 }
             }
         }
-    }
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-        m.P[i] = i / 8 == band ? P_own[i % 8 / 4][i % 4] : m.P[i];
     }
     float bad[2] = {(own[0] + (low_half(sum[0]) + high_half(sum[0]))) * 0.0f,
                     (own[1] + (low_half(sum[1]) + high_half(sum[1]))) * 0.0f};
@@ -261,6 +254,61 @@ static __device__ __forceinline__ void load_scores(uint32_t (&P)[32], const uint
         P[4 * i + 1] = x.y;
         P[4 * i + 2] = x.z;
         P[4 * i + 3] = x.w;
+    }
+}
+
+/* Adds a b to the first 32 columns of d. */
+static __device__ __forceinline__ void add_left_half(float (&d)[32], const uint32_t *a, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32" HOPPER_K16
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, "
+                 "1, 1, 1, 1;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* W = P T. P is in the layout of load_scores, T in its compact layout (the first 32 rows have 32 columns); `rest` is
+   the rounding error of T. */
+static __device__ __forceinline__ void apply_inverse(float (&W)[32], const uint32_t (&P)[32], uint32_t T,
+                                                     uint32_t rest) {
+    hopper::products_begin();
+#pragma unroll
+    /* For every 16 rows of T three products: both parts of P with T, and the first with `rest`. */
+    for (int i = 11; i >= 0; i--) {
+        const uint32_t *left = P + 4 * (i / 3 * 2 + i % 3 % 2);
+        uint64_t rows = describe_half((i % 3 == 2 ? rest : T) + i / 3 * 1024, QUARTER);
+        if (i < 6) {
+            add_left_half(W, left, rows);
+        } else {
+            hopper::product_right(W, left, rows, i < 11);
+        }
+    }
+    hopper::products_commit();
+    hopper::products_wait<0>();
+    hopper::keep_below(W);
+}
+
+static __device__ __forceinline__ void store_four(uint32_t to, const uint32_t (&w)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+
+/* Stores W in its tile, with zeros above the diagonal. */
+static __device__ __forceinline__ void store_weights(uint32_t tile, const float (&W)[32], int warp, int lane) {
+    int row = 16 * warp + lane / 4;
+    uint32_t packed[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int column = i / 2 * 8 + lane % 4 * 2, at = row + i % 2 * 8;
+        packed[i] = pack(column <= at ? W[2 * i] : 0.0f, column < at ? W[2 * i + 1] : 0.0f);
+    }
+#pragma unroll
+    for (int block = 0; block < 8; block += 2) {
+        int to = 16 * warp + (lane & 8) + lane % 8;
+        if (block < 4 || warp > 1) {
+            store_matrices(kept_part(tile, to, block + lane / 16), packed[2 * block], packed[2 * block + 1],
+                           packed[2 * block + 2], packed[2 * block + 3]);
+        }
     }
 }
 

@@ -74,11 +74,10 @@ template <int HALVES> struct preparer {
         int row = 16 * band + lane / 4;
         float by[2] = {a.scale * n.inverse_norm[1][row], a.scale * n.inverse_norm[1][row + 8]};
         store_numbers(a, n, e, (float *)(data + NUMBERS_AT), band, lane);
-        band_place<kept_layout> T(start, start + REST_AT, lane);
-        solve_band(m, T, first, band, lane);
-        float W[32];
-        apply_inverse<kept_layout::RIGHT>(W, m.P, start, start + REST_AT);
-        store_weights(T, W, by, band, lane);
+        begin_band(m, band, lane);
+        band_place<solve_layout<KEPT, HALF - QUARTER>> T(start, start + REST_AT, lane);
+        solve_band(m, T, first, band);
+        apply_scores(m, T, by, band);
     }
     __device__ __forceinline__ int group() const {
         return (a.s.value_heads >> a.s.shift) / a.s.heads;
@@ -90,9 +89,10 @@ template <int HALVES> struct preparer {
         }
     }
     /* Computes the tile of one value head. `n` must have the numbers of its pair of value heads, in which it has index
-       e. If this is the item's last value head (`last`), also finds the next item and starts to copy its k and q.
-       `next` is the value head after this one, 0 if `last`; if a new pair starts there, loads the bits of that pair.
-       Returns false if no item is left. */
+       e. Norms are computed for the item's first value head (`begins`) and kept for the others. If this is the item's
+       last value head (`last`), also finds the next item and starts to copy its k and q. `next` is the value head after
+       this one, 0 if `last`; if a new pair starts there, loads the bits of that pair. Returns false if no item is
+       left. */
     __device__ __forceinline__ bool make_tile(int e, bool begins, bool last, int next, unsigned step) {
         float kk[32], qk[32];
         multiply_all<HALVES>(kk, qk, n, a.l2norm && begins, start + ROWS_AT, band, lane);
