@@ -127,57 +127,6 @@ static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from,
                  : "memory");
 }
 
-/* Clusters of two blocks. rank: of this block. in_block: the address in block `rank` that corresponds to a shared
-   address of this block. */
-static __device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-static __device__ __forceinline__ uint32_t in_block(uint32_t address, uint32_t rank) {
-    uint32_t there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-
-/* Waits for all threads of the cluster. */
-static __device__ __forceinline__ void cluster_meet() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-/* Makes barriers that this thread has initialised visible to the cluster, before it meets. */
-static __device__ __forceinline__ void barriers_show() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-/* As barrier_arrive and barrier_expect, at a barrier whose address is from in_block. */
-static __device__ __forceinline__ void barrier_arrive_there(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_expect_there(uint32_t barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-
-/* Copies a tile to the same place in all blocks of `mask`, and counts its bytes at the barrier of each. */
-static __device__ __forceinline__ void copy_tile_to_all(uint32_t to, const CUtensorMap *map, int row, int band,
-                                                        int head, int batch, uint32_t barrier, int mask) {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),
-                 "l"(map), "r"(0), "r"(row), "r"(band), "r"(head), "r"(batch), "r"(barrier), "h"((uint16_t)mask)
-                 : "memory");
-}
-
-/* Copies bytes of this block's shared memory to another block. `to` and `barrier` are from in_block. */
-static __device__ __forceinline__ void copy_there(uint32_t to, uint32_t from, int bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     to),
-                 "r"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
 /* Stores from shared memory. A thread's copies since its last commit are one group. stores_wait_read waits only until
    the source may be overwritten; the data may not have arrived yet. */
 static __device__ __forceinline__ void store_bytes(void *to, uint32_t from, int bytes) {
@@ -314,7 +263,6 @@ PRODUCT_ACROSS(256, R0_31 R32_63 R64_127, "%128", "%129", "%130", F32(d, 0), F32
 PRODUCT_TURNED(64, R0_31, "%32", "%33", "%34", F32(d, 0))
 PRODUCT_TURNED(128, R0_31 R32_63, "%64", "%65", "%66", F32(d, 0), F32(d, 32))
 PRODUCT_ALONG(64, R0_31, "%32, %33, %34, %35", "%36", "%37", F32(d, 0))
-PRODUCT_ALONG(128, R0_31 R32_63, "%64, %65, %66, %67", "%68", "%69", F32(d, 0), F32(d, 32))
 
 #undef PRODUCT_ALONG
 #undef PRODUCT_ACROSS

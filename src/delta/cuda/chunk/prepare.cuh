@@ -312,13 +312,20 @@ static __device__ __forceinline__ void store_weights(uint32_t tile, const float 
     }
 }
 
-/* Sums of squares of 16 rows, by tensor cores: the rows are multiplied with the transpose of rows 0 to 7 (sums[0]) and
-   of rows 8 to 15 (sums[1]). The sums of squares are on the diagonals of two of the resulting blocks of 8 x 8. */
+/* Sums of squares of 16 rows of q, by tensor cores: the rows are multiplied with the transpose of rows 0 to 7 (sums[0])
+   and of rows 8 to 15 (sums[1]). The sums of squares are on the diagonals of two of the resulting blocks of 8 x 8.
+   take_diagonal: those of k, which are on the diagonal of k k^T. */
 struct row_squares {
     float sums[2][4];
     __device__ __forceinline__ void add(const uint32_t (&rows)[4]) {
         product_of_warp(sums[0], rows, rows[0], rows[2]);
         product_of_warp(sums[1], rows, rows[1], rows[3]);
+    }
+    __device__ __forceinline__ void take_diagonal(const float (&kk)[32], int band) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            sums[i / 4][i % 4] = band < 2 ? (band == 0 ? kk[i] : kk[8 + i]) : (band == 2 ? kk[16 + i] : kk[24 + i]);
+        }
     }
     /* Stores 1 / |row|. Lane 4 g + g / 2 has the sums of rows g and g + 8. */
     __device__ __forceinline__ void store(float *norms, float *logs, int lane) const {
@@ -336,10 +343,10 @@ struct row_squares {
     }
 };
 
-/* Computes a warp's 16 rows of k k^T and q k^T over 128 keys of a chunk, and adds up squares of k and q if l2norm.
-   add = 0 overwrites the products, add = 1 adds to them. */
-static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], row_squares (&squares)[2],
-                                                bool l2norm, uint32_t k, int band, int lane, int add) {
+/* Computes a warp's 16 rows of k k^T and q k^T over 128 keys of a chunk, and adds up squares of q if l2norm. add = 0
+   overwrites the products, add = 1 adds to them. */
+static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], row_squares &squares, bool l2norm,
+                                                uint32_t k, int band, int lane, int add) {
     using namespace hopper;
     uint32_t from = swizzled(k, 16 * band + (lane & 8) + lane % 8, lane / 16);
 #pragma unroll
@@ -361,8 +368,7 @@ static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32]
         if (l2norm) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                squares[0].add(left[0][i]);
-                squares[1].add(left[1][i]);
+                squares.add(left[1][i]);
             }
         }
         products_wait<0>();
@@ -376,14 +382,15 @@ static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32]
 template <int HALVES>
 static __device__ __forceinline__ void multiply_all(float (&kk)[32], float (&qk)[32], prepare_numbers &n, bool l2norm,
                                                     uint32_t k, int band, int lane) {
-    row_squares squares[2] = {};
+    row_squares squares = {};
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
         multiply(kk, qk, squares, l2norm, k + half * 2 * TILE, band, lane, half);
     }
     if (l2norm) {
-        squares[0].store(n.inverse_norm[0] + 16 * band, n.log_norm + 16 * band, lane);
-        squares[1].store(n.inverse_norm[1] + 16 * band, nullptr, lane);
+        squares.store(n.inverse_norm[1] + 16 * band, nullptr, lane);
+        squares.take_diagonal(kk, band);
+        squares.store(n.inverse_norm[0] + 16 * band, n.log_norm + 16 * band, lane);
     }
 }
 
