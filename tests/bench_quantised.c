@@ -1,7 +1,8 @@
 /* Not a test: products of a few rows of activations with quantised matrices on a GPU, beside a copy.
    bench_quantised DEVICE [FORMAT...]: shapes of Qwen3.5-4B. Copies of a matrix take turns, 400 MB in all, so that none
    is in the L2 cache; 40 products are recorded in a graph and overlap as those of a decoding step do. Results are
-   compared with sums in float64 before they are timed. */
+   compared with sums in float64 before they are timed. For each matrix, kernels that copy or only read as many bytes
+   are timed in the same way, so that one can see how much of the gap to a large copy is the start of a short kernel. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,8 @@
 #include "core/clock.h"
 #include "core/tensor.h"
 #include "ops/quantised/tile_product.h"
+
+#include "bench_quantised_copy.h"
 
 enum { PRODUCTS = 40, REPLAYS = 15, RANDOM_ROWS = 64, MOST_COPIES = 64, MOST_ROWS = 32 };
 
@@ -121,6 +124,67 @@ static void put(const bench *b, const matrix_copies *m, carry_tile_product *p, i
     }
 }
 
+/* Seconds of one of the PRODUCTS kernels of a recorded graph: median, least and most of REPLAYS. Frees the graph. */
+static void time_graph(const bench *b, carry_graph *graph, double took[REPLAYS]) {
+    for (int i = -2; i < REPLAYS; i++) {
+        const double begin = carry_seconds();
+        for (int j = 0; j < 5; j++) { /* the launch of a graph is hidden behind the one before it */
+            check(b->ctx, carry_graph_launch(b->ctx, b->device, graph, b->stream));
+        }
+        check(b->ctx, carry_stream_wait(b->ctx, b->device, b->stream));
+        took[i < 0 ? 0 : i] = (carry_seconds() - begin) / (5 * PRODUCTS);
+    }
+    qsort(took, REPLAYS, sizeof took[0], by_value);
+    carry_graph_free(b->ctx, b->device, graph);
+}
+
+/* Seconds of a kernel that copies a matrix, or only reads it if `to` is NULL: the fastest of 1, 2 and 4 blocks of a
+   multiprocessor. */
+static double time_bytes(const bench *b, const matrix_copies *m, unsigned char *const *to, bool overlaps) {
+    double best = 1e30;
+    void *result = there(b, sizeof(uint32_t));
+    for (int blocks = 1; blocks <= 4; blocks *= 2) {
+        carry_graph *graph;
+        double took[REPLAYS];
+        int error = 0;
+        check(b->ctx, carry_graph_begin(b->ctx, b->device, b->stream));
+        for (int i = 0; i < PRODUCTS && error == 0; i++) {
+            const int at = i % m->count;
+            error = bench_stream_bytes(m->tiles[at], to != NULL ? to[at] : NULL, m->layout.all_bytes, blocks, overlaps,
+                                       b->ordinal, result, b->stream);
+        }
+        check(b->ctx, carry_graph_end(b->ctx, &graph, b->device, b->stream));
+        if (error != 0) {
+            (void)fprintf(stderr, "bench_quantised: a copy cannot be launched: CUDA error %d\n", error);
+            exit(1);
+        }
+        time_graph(b, graph, took);
+        best = took[REPLAYS / 2] < best ? took[REPLAYS / 2] : best;
+    }
+    carry_device_free(b->ctx, b->device, result);
+    return best;
+}
+
+/* Prints the times of kernels that copy and read a matrix. Those that overlap start before the one before has ended. */
+static void measure_bytes(const bench *b, const matrix_copies *m) {
+    unsigned char *to[MOST_COPIES];
+    const double bytes = (double)m->layout.all_bytes;
+    for (int i = 0; i < m->count; i++) {
+        to[i] = there(b, m->layout.all_bytes);
+    }
+    for (int overlaps = 1; overlaps >= 0; overlaps--) {
+        const double copy = time_bytes(b, m, to, overlaps == 1);
+        const double read = time_bytes(b, m, NULL, overlaps == 1);
+        (void)printf("%-10s %5d x %5d, %s: copy %6.2f us, %4.0f GB/s; read %6.2f us, %4.0f GB/s\n", m->format->name,
+                     (int)m->rows, (int)m->columns, overlaps == 1 ? "overlapping" : "one by one ", 1e6 * copy,
+                     2e-9 * bytes / copy, 1e6 * read, 1e-9 * bytes / read);
+    }
+    (void)fflush(stdout);
+    for (int i = 0; i < m->count; i++) {
+        carry_device_free(b->ctx, b->device, to[i]);
+    }
+}
+
 /* The largest error of the sums, relative to the root of the sum of squares. */
 static double error_of(const matrix_copies *m, const uint16_t *x, const float *y, int sequences) {
     double worst = 0;
@@ -168,20 +232,11 @@ static void measure(const bench *b, const matrix_copies *m, int sequences) {
     check(b->ctx, carry_graph_begin(b->ctx, b->device, b->stream));
     put(b, m, &p, sequences);
     check(b->ctx, carry_graph_end(b->ctx, &graph, b->device, b->stream));
-    for (int i = -2; i < REPLAYS; i++) {
-        const double begin = carry_seconds();
-        for (int j = 0; j < 5; j++) { /* the launch of a graph is hidden behind the one before it */
-            check(b->ctx, carry_graph_launch(b->ctx, b->device, graph, b->stream));
-        }
-        check(b->ctx, carry_stream_wait(b->ctx, b->device, b->stream));
-        took[i < 0 ? 0 : i] = (carry_seconds() - begin) / (5 * PRODUCTS);
-    }
-    qsort(took, REPLAYS, sizeof took[0], by_value);
+    time_graph(b, graph, took);
     (void)printf("%-10s %5d x %5d, %2d rows: %6.2f us (%.2f to %.2f), %3.0f %% of a copy, error %.1e\n",
                  m->format->name, (int)m->rows, (int)m->columns, sequences, 1e6 * took[REPLAYS / 2], 1e6 * took[0],
                  1e6 * took[REPLAYS - 1], 100.0 * (double)m->layout.all_bytes / b->copy / took[REPLAYS / 2], error);
     (void)fflush(stdout);
-    carry_graph_free(b->ctx, b->device, graph);
     carry_device_free(b->ctx, b->device, (void *)(uintptr_t)p.x);
     carry_device_free(b->ctx, b->device, p.y);
     free(x);
@@ -211,6 +266,7 @@ int main(int argc, char **argv) {
         for (int shape = 0; is_asked && shape < 4; shape++) {
             matrix_copies m;
             open_matrix(&b, &m, format, shapes[shape][0], shapes[shape][1]);
+            measure_bytes(&b, &m);
             for (int j = 0; j < (shape == 0 ? 6 : 1); j++) {
                 measure(&b, &m, rows[j]);
             }

@@ -24,6 +24,10 @@ bool carry_cuda_tile_product_works(int) {
     return false;
 }
 
+int carry_cuda_tile_product_registers(void) {
+    return 0;
+}
+
 carry_status carry_cuda_tile_product(carry_ctx *, int, carry_stream *, const carry_tile_product *, int, bool) {
     return CARRY_EUNSUPPORTED;
 }

@@ -9,8 +9,10 @@
 #include "carry/nn.h"
 #include "carry/ops.h"
 #include "model/host.h"
-#include "ops/quantised/tiles.h"
+#include "ops/quantised/tile_product.h"
 #include "support.h"
+
+int carry_cuda_tile_product_registers(void) __attribute__((weak)); /* absent without CUDA */
 
 enum { GPU = 1, SKIPPED = 77 };
 
@@ -332,6 +334,16 @@ static void slices_and_merged_maps_equal_decoded_values(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* With 80 registers or fewer two blocks of one product would share a multiprocessor while another is idle. */
+static void second_products_have_more_than_80_registers(void **unused) {
+    (void)unused;
+    const int registers = carry_cuda_tile_product_registers != NULL ? carry_cuda_tile_product_registers() : 0;
+    if (registers == 0) {
+        skip();
+    }
+    assert_in_range(registers, 81, 88);
+}
+
 int main(void) {
     static bool rows = false; /* scales of rows, or of 128 x 128 elements */
     static bool square = true;
@@ -344,6 +356,7 @@ int main(void) {
         cmocka_unit_test_prestate(many_tokens_of_merged_maps_equal_decoded_values, &rows),
         cmocka_unit_test_prestate(many_tokens_of_merged_maps_equal_decoded_values, &square),
         cmocka_unit_test(slices_and_merged_maps_equal_decoded_values),
+        cmocka_unit_test(second_products_have_more_than_80_registers),
     };
     if (carry_device_count() < 2) {
         (void)puts("skipped: no GPU");

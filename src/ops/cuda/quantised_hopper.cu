@@ -1,4 +1,5 @@
-/* Products of up to 8 sequences with quantised matrices in tiles, and of more by quantised_hopper_many.cu. */
+/* Products of up to 8 sequences with quantised matrices in tiles; of one by quantised_hopper_one.cu if it supports the
+   product, and of more than 8 by quantised_hopper_many.cu. */
 #include "ops/cuda/quantised_launch_hopper.cuh"
 
 namespace quantised {
@@ -7,6 +8,12 @@ template <class F> static carry_status put_form(const launch_place &place, const
     ring_plan plan;
     bool fits = false;
     if (sequences <= 8 && plan_ring<F, 1, 12>(&plan, p, sequences, place.ordinal)) {
+        if (sequences == 1) {
+            const carry_status status = put_one(place, p, plan, &fits);
+            if (fits) {
+                return status;
+            }
+        }
         return p.is_second ? put_kernel(place, ring_beside<F>, 12, p, plan, sequences, true)
                            : put_kernel(place, ring<F, 1, 12>, 12, p, plan, sequences, true);
     }
@@ -31,6 +38,16 @@ template <class F> static carry_status put_form(const launch_place &place, const
 }
 
 } // namespace quantised
+
+extern "C" int carry_cuda_tile_product_registers(void) {
+    int least = 255;
+    for (int format = 0; carry_quant_format_at(format) != NULL; format++) {
+        const int own = quantised::with_form(
+            format, [](auto form) { return quantised::registers_of(quantised::ring_beside<decltype(form)>); });
+        least = min(least, min(own, quantised::one_registers(format)));
+    }
+    return least;
+}
 
 extern "C" bool carry_cuda_tile_product_works(int ordinal) {
     int major = 0;

@@ -93,6 +93,20 @@ static bool plan_ring(ring_plan *plan, const carry_tile_product &p, int sequence
     return false;
 }
 
+/* Registers of a thread; 0 if the kernel is not compiled for compute capability 9.0 itself. */
+template <class Kernel> static int registers_of(Kernel *kernel) {
+    cudaFuncAttributes attributes;
+    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess || attributes.binaryVersion != 90) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return attributes.numRegs;
+}
+
+/* quantised_hopper_one.cu: one sequence. *fits is false, and nothing is launched, if no kernel supports the product. */
+carry_status put_one(const launch_place &place, const carry_tile_product &p, const ring_plan &plan, bool *fits);
+/* The fewest registers of a thread in its kernels for products with is_second. */
+int one_registers(int format);
 /* quantised_hopper_many.cu: 9 to 32 sequences. *fits is false, and nothing is launched, if x takes too much memory. */
 carry_status put_many(const launch_place &place, const carry_tile_product &p, int sequences, bool *fits);
 

@@ -172,13 +172,16 @@ static __device__ __forceinline__ void add_unit(float (&c)[NT][4], float (&part)
     }
 }
 
-template <class F, int NT, int W>
+/* ONE: there is one sequence, and stages_one is true. */
+template <class F, int NT, int W, bool ONE = false>
 static __device__ __forceinline__ void run_ring(const carry_tile_product &p, const ring_plan &m, int sequences) {
     constexpr int BYTES = unit_of<F>::BYTES;
     extern __shared__ __align__(128) unsigned char ring_memory[];
     __shared__ int2 reach[2][4 * W]; /* of each tile of a round: the first and last warp that has units of it */
     unsigned char *memory = ring_memory;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    /* The compiler reads the thread's number again for each unit, but does not repeat a shuffle. */
+    const unsigned thread = ONE ? __shfl_sync(~0u, threadIdx.x, (int)threadIdx.x % 32) & 1023 : threadIdx.x;
+    const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
     const int rank = (int)blockIdx.x % m.cluster, block = (int)blockIdx.x / m.cluster;
     ring_share b;
     b.begin = block * m.items_each + min(block, m.items_more);
@@ -232,14 +235,18 @@ static __device__ __forceinline__ void run_ring(const carry_tile_product &p, con
     float factors[8] = {};
     if (p.norm != nullptr) {
         const int at = (warp >> team_shift(sequences)) * 32 + lane;
-        take_factors(factors, p, b.first * CARRY_QUANT_UNIT_COLUMNS + at * 8);
+        take_factors<ONE>(factors, p, b.first * CARRY_QUANT_UNIT_COLUMNS + at * 8);
     }
     if (m.cluster > 1) {
         cg::this_cluster().sync(); /* the first block may receive sums */
     }
     await_previous();
     o.base = base_of(p, o);
-    ring_stage<F, NT, W>(p, m, b, memory, sequences, factors);
+    if constexpr (ONE) {
+        ring_stage_one<F, W>(p, m, b, memory, thread, factors);
+    } else {
+        ring_stage<F, NT, W>(p, m, b, memory, sequences, factors);
+    }
     __syncthreads();
     const float *sums = (const float *)(memory + m.sums_at);
     unsigned x_at[NT];
@@ -296,7 +303,7 @@ static __device__ __forceinline__ void run_ring(const carry_tile_product &p, con
             now.tile++;
         }
         __syncthreads();
-        ring_finish<W>(p, m, b, memory, parts, reach[turn], o, sequences, round, rank);
+        ring_finish<W, ONE>(p, m, b, memory, parts, reach[turn], o, sequences, round, rank);
         if (m.turns == 1 && round + 1 < b.rounds) {
             __syncthreads();
         }

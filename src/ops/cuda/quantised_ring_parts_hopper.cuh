@@ -66,21 +66,60 @@ static __device__ __forceinline__ int team_shift(int sequences) {
     return sequences > 4 ? 3 : sequences > 2 ? 2 : sequences - 1;
 }
 
-/* The norm's factors for eight columns; 0 past the end. */
+/* The norm's factors for eight columns; 0 past the end. ONE: stages_one is true. */
+template <bool ONE = false>
 static __device__ __forceinline__ void take_factors(float (&to)[8], const carry_tile_product &p, int column) {
-    if (column + 8 <= p.columns && (uintptr_t)p.norm % 16 == 0) {
+    if (column + 8 <= p.columns && (ONE || (uintptr_t)p.norm % 16 == 0)) {
         *(float4 *)to = __ldg((const float4 *)(p.norm + column));
         *(float4 *)(to + 4) = __ldg((const float4 *)(p.norm + column + 4));
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            to[i] = column + i < p.columns ? __ldg(p.norm + column + i) : -p.plus;
+            to[i] = !ONE && column + i < p.columns ? __ldg(p.norm + column + i) : -p.plus;
         }
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         to[i] += p.plus;
     }
+}
+
+/* Lanes of a group of columns with a scale. */
+template <class F> constexpr int GROUP_LANES = F::OF_SUMS ? F::GROUP / 8 : 8;
+
+/* Eight numbers times X_SCALE in f16, limited to X_MOST in magnitude; returns the sum of the results. */
+static __device__ __forceinline__ float limited_x(__half2 (&to)[4], const float (&x)[8]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float low = fminf(fmaxf(x[2 * i] * X_SCALE, -X_MOST), X_MOST);
+        const float high = fminf(fmaxf(x[2 * i + 1] * X_SCALE, -X_MOST), X_MOST);
+        to[i] = __floats2half2_rn(low, high);
+        sum += __low2float(to[i]) + __high2float(to[i]);
+    }
+    return sum;
+}
+
+/* The sum of the lanes of a group. */
+template <class F> static __device__ __forceinline__ float group_sum(float sum) {
+#pragma unroll
+    for (int apart = 1; apart < GROUP_LANES<F>; apart *= 2) {
+        sum += __shfl_xor_sync(~0u, sum, apart);
+    }
+    return sum;
+}
+
+/* 16 bytes of x in the order of the multiplications. */
+template <class F> static __device__ __forceinline__ uint4 ordered_x(const __half2 (&x)[4]) {
+    const unsigned *words = (const unsigned *)x;
+    return TWO_KINDS<F> ? uint4{words[0], words[2], words[1], words[3]} : *(const uint4 *)x;
+}
+
+static __device__ __forceinline__ float warp_sum(float sum) {
+    for (int apart = 16; apart > 0; apart >>= 1) {
+        sum += __shfl_xor_sync(~0u, sum, apart);
+    }
+    return sum;
 }
 
 /* Writes x, or with a norm x times the norm's factors, times X_SCALE in f16, limited to X_MOST in magnitude. If the
@@ -90,7 +129,6 @@ static __device__ __forceinline__ void take_factors(float (&to)[8], const carry_
 template <class F, int NT, int W>
 static __device__ __forceinline__ void ring_stage(const carry_tile_product &p, const ring_plan &m, const ring_share &b,
                                                   unsigned char *memory, int sequences, const float (&first)[8]) {
-    constexpr int EACH = F::OF_SUMS ? F::GROUP / 8 : 8; /* lanes of a group */
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int shift = team_shift(sequences), teams = 1 << shift, team = warp & (teams - 1);
     const int member = warp >> shift, members = W >> shift;
@@ -100,8 +138,7 @@ static __device__ __forceinline__ void ring_stage(const carry_tile_product &p, c
 #pragma unroll 1 /* instructions are fetched once for each block: fewer are faster */
         for (int at = member * 32 + lane; at < (b.mine * 16 + 31) / 32 * 32; at += members * 32) {
             const int column = b.first * CARRY_QUANT_UNIT_COLUMNS + at * 8;
-            float x[8] = {}, sum = 0.0f;
-            __half2 to[4];
+            float x[8] = {};
             if (at < b.mine * 16) {
                 take_x(x, p, s, column);
                 if (p.norm != nullptr) {
@@ -120,35 +157,83 @@ static __device__ __forceinline__ void ring_stage(const carry_tile_product &p, c
                     }
                 }
             }
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float low = fminf(fmaxf(x[2 * i] * X_SCALE, -X_MOST), X_MOST);
-                const float high = fminf(fmaxf(x[2 * i + 1] * X_SCALE, -X_MOST), X_MOST);
-                to[i] = __floats2half2_rn(low, high);
-                sum += __low2float(to[i]) + __high2float(to[i]);
-            }
+            __half2 to[4];
+            float sum = limited_x(to, x);
             if constexpr (F::OF_SUMS && F::MINIMUM) {
-#pragma unroll
-                for (int apart = 1; apart < EACH; apart *= 2) {
-                    sum += __shfl_xor_sync(~0u, sum, apart);
-                }
-                if (at < b.mine * 16 && lane % EACH == 0) {
-                    sums[at / EACH * 8 * NT + s] = sum;
+                sum = group_sum<F>(sum);
+                if (at < b.mine * 16 && lane % GROUP_LANES<F> == 0) {
+                    sums[at / GROUP_LANES<F> * 8 * NT + s] = sum;
                 }
             }
             if (at < b.mine * 16) {
-                const unsigned *words = (const unsigned *)to;
-                *(uint4 *)(memory + s * m.pitch + at * 16) =
-                    TWO_KINDS<F> ? uint4{words[0], words[2], words[1], words[3]} : *(const uint4 *)to;
+                *(uint4 *)(memory + s * m.pitch + at * 16) = ordered_x<F>(to);
             }
         }
         if (p.norm != nullptr) {
-            for (int apart = 16; apart > 0; apart >>= 1) {
-                square += __shfl_xor_sync(~0u, square, apart);
-            }
+            square = warp_sum(square);
             if (lane == 0) {
                 squares[s * W + member] = square;
             }
+        }
+    }
+}
+
+/* True if ring_stage_one supports the product. */
+static inline bool stages_one(const carry_tile_product &p) {
+    return p.columns % 8 == 0 && !p.x_is_wide && p.x_is_aligned && (uintptr_t)p.norm % 16 == 0;
+}
+
+/* As ring_stage, for one sequence: the next columns of a thread are loaded before these are used. factors: the norm's
+   factors for the first columns of this thread. */
+template <class F, int W>
+static __device__ __forceinline__ void ring_stage_one(const carry_tile_product &p, const ring_plan &m,
+                                                      const ring_share &b, unsigned char *memory, int thread,
+                                                      float (&factors)[8]) {
+    const int lane = thread % 32, count = b.mine * 16, start = b.first * CARRY_QUANT_UNIT_COLUMNS;
+    float *sums = (float *)(memory + m.sums_at), *squares = (float *)(memory + m.squares_at);
+    float square = 0.0f;
+    const auto load = [&](int at) {
+        const int column = start + at * 8;
+        return at < count && column < p.columns ? __ldcg((const uint4 *)((const __nv_bfloat16 *)p.x + column))
+                                                : uint4{};
+    };
+    uint4 next = load(thread);
+#pragma unroll 1
+    for (int at = thread; at < (count + 31) / 32 * 32; at += W * 32) {
+        const unsigned pairs[4] = {next.x, next.y, next.z, next.w};
+        float x[8];
+        next = load(at + W * 32);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[2 * i] = __uint_as_float(pairs[i] << 16);
+            x[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
+        }
+        if (p.norm != nullptr) {
+            if (at >= W * 32) {
+                take_factors<true>(factors, p, start + at * 8);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                square = fmaf(x[i], x[i], square);
+                x[i] *= factors[i];
+            }
+        }
+        __half2 to[4];
+        float sum = limited_x(to, x);
+        if constexpr (F::OF_SUMS && F::MINIMUM) {
+            sum = group_sum<F>(sum);
+            if (at < count && lane % GROUP_LANES<F> == 0) {
+                sums[at / GROUP_LANES<F> * 8] = sum;
+            }
+        }
+        if (at < count) {
+            *(uint4 *)(memory + at * 16) = ordered_x<F>(to);
+        }
+    }
+    if (p.norm != nullptr) {
+        square = warp_sum(square);
+        if (lane == 0) {
+            squares[thread / 32] = square;
         }
     }
 }
@@ -235,8 +320,8 @@ static __device__ __forceinline__ void put_result(const carry_tile_product &p, c
     }
 }
 
-/* Stores this block's results from the sums of all blocks of the cluster. */
-template <int W>
+/* Stores this block's results from the sums of all blocks of the cluster. ONE: as of ring_finish. */
+template <int W, bool ONE>
 static __device__ __forceinline__ void put_shared(const carry_tile_product &p, const ring_plan &m, const ring_share &b,
                                                   const float *other, ring_result o, int results, int sequences,
                                                   int round, int rank) {
@@ -255,13 +340,17 @@ static __device__ __forceinline__ void put_shared(const carry_tile_product &p, c
             square += p.norm != nullptr ? from[m.share * m.each + o.sequence] : 0.0f;
         }
         put_result(p, o, sum, up, square);
+        if constexpr (ONE) {
+            break;
+        }
     }
 }
 
 /* Adds the sums of a round over warps and blocks, and stores them. first: the first result of this thread. In a
    cluster, each block stores `share` of the results: all blocks write their sums into its shared memory, which
-   has for each of them [share][each] sums, then a sum of squares of x for each sequence. */
-template <int W>
+   has for each of them [share][each] sums, then a sum of squares of x for each sequence. ONE: a thread has at most one
+   result of a round. */
+template <int W, bool ONE>
 static __device__ __forceinline__ void ring_finish(const carry_tile_product &p, const ring_plan &m, const ring_share &b,
                                                    unsigned char *memory, const float *parts, const int2 *reach,
                                                    const ring_result &first, int sequences, int round, int rank) {
@@ -298,6 +387,9 @@ static __device__ __forceinline__ void ring_finish(const carry_tile_product &p, 
             o.base = base_of(p, o);
         }
         put_result(p, o, sum, up, p.norm != nullptr ? square_of<W>(m, memory, o.sequence, sequences) : 0.0f);
+        if constexpr (ONE) {
+            break;
+        }
     }
     if (m.cluster > 1) {
         for (int i = threadIdx.x; p.norm != nullptr && i < sequences * m.cluster; i += 32 * W) {
@@ -306,7 +398,7 @@ static __device__ __forceinline__ void ring_finish(const carry_tile_product &p, 
                 square_of<W>(m, memory, s, sequences);
         }
         cluster.sync();
-        put_shared<W>(p, m, b, other, first, results, sequences, round, rank);
+        put_shared<W, ONE>(p, m, b, other, first, results, sequences, round, rank);
     }
 }
 

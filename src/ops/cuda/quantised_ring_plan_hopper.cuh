@@ -19,7 +19,7 @@ struct ring_plan {
 };
 
 /* The numbers of slots that await_oldest knows. */
-static int slots_within(int most) {
+static inline int slots_within(int most) {
     return most >= 8 ? 8 : most >= 6 ? 6 : most >= 4 ? 4 : most;
 }
 

@@ -51,6 +51,9 @@ void carry_tile_product_finish(carry_tile_product *product, const carry_quant_ti
 
 /* True if the GPU supports the kernels and this build has them. */
 bool carry_cuda_tile_product_works(int ordinal);
+/* The fewest registers of a thread in the kernels for products with is_second, two blocks of which must not fit on a
+   multiprocessor: more than 80 are expected. 0 if the kernels are not compiled for compute capability 9.0 itself. */
+int carry_cuda_tile_product_registers(void);
 /* Enqueues a product for 1 to CARRY_TILE_PRODUCT_ROWS sequences. overlaps: its kernel may start before the previous
    kernel in the stream has ended, if that kernel allows this, and waits for the end before it reads x. */
 carry_status carry_cuda_tile_product(carry_ctx *ctx, int ordinal, carry_stream *stream,
