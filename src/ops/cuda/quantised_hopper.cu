@@ -1,5 +1,5 @@
-/* Products of up to 32 sequences with quantised matrices in tiles: of up to 8 by quantised_hopper_one.cu and
-   quantised_hopper_few.cu, or by the kernels here, which support every x; of more by quantised_hopper_many.cu. */
+/* Products of up to 8 sequences with quantised matrices in tiles; of one by quantised_hopper_one.cu if it supports the
+   product, and of more than 8 by quantised_hopper_many.cu. */
 #include "ops/cuda/quantised_launch_hopper.cuh"
 
 namespace quantised {
@@ -8,8 +8,11 @@ template <class F> static carry_status put_form(const launch_place &place, const
     ring_plan plan;
     bool fits = false;
     if (sequences <= 8 && plan_ring<F, 1, 12>(&plan, p, sequences, place.ordinal)) {
-        if (has_plain(p, plan)) {
-            return sequences == 1 ? put_one(place, p, plan) : put_few(place, p, plan, sequences);
+        if (sequences == 1) {
+            const carry_status status = put_one(place, p, plan, &fits);
+            if (fits) {
+                return status;
+            }
         }
         return p.is_second ? put_kernel(place, ring_beside<F>, 12, p, plan, sequences, true)
                            : put_kernel(place, ring<F, 1, 12>, 12, p, plan, sequences, true);
@@ -41,7 +44,7 @@ extern "C" int carry_cuda_tile_product_registers(void) {
     for (int format = 0; carry_quant_format_at(format) != NULL; format++) {
         const int own = quantised::with_form(
             format, [](auto form) { return quantised::registers_of(quantised::ring_beside<decltype(form)>); });
-        least = min(min(least, own), min(quantised::one_registers(format), quantised::few_registers(format)));
+        least = min(least, min(own, quantised::one_registers(format)));
     }
     return least;
 }

@@ -103,17 +103,10 @@ template <class Kernel> static int registers_of(Kernel *kernel) {
     return attributes.numRegs;
 }
 
-/* True if put_one and put_few support the product. */
-static inline bool has_plain(const carry_tile_product &p, const ring_plan &plan) {
-    return is_plain(p) && plan.cluster <= (plan.each == 1 ? 2 : 1);
-}
-
-/* quantised_hopper_one.cu and quantised_hopper_few.cu: one sequence, and 2 to 8. */
-carry_status put_one(const launch_place &place, const carry_tile_product &p, const ring_plan &plan);
-carry_status put_few(const launch_place &place, const carry_tile_product &p, const ring_plan &plan, int sequences);
-/* The fewest registers of a thread in their kernels for products with is_second. */
+/* quantised_hopper_one.cu: one sequence. *fits is false, and nothing is launched, if no kernel supports the product. */
+carry_status put_one(const launch_place &place, const carry_tile_product &p, const ring_plan &plan, bool *fits);
+/* The fewest registers of a thread in its kernels for products with is_second. */
 int one_registers(int format);
-int few_registers(int format);
 /* quantised_hopper_many.cu: 9 to 32 sequences. *fits is false, and nothing is launched, if x takes too much memory. */
 carry_status put_many(const launch_place &place, const carry_tile_product &p, int sequences, bool *fits);
 

@@ -172,8 +172,8 @@ static __device__ __forceinline__ void add_unit(float (&c)[NT][4], float (&part)
     }
 }
 
-/* PLAIN: is_plain is true. ONE: the same, and there is one sequence. */
-template <class F, int NT, int W, bool PLAIN = false, bool ONE = false>
+/* ONE: there is one sequence, and stages_one is true. */
+template <class F, int NT, int W, bool ONE = false>
 static __device__ __forceinline__ void run_ring(const carry_tile_product &p, const ring_plan &m, int sequences) {
     constexpr int BYTES = unit_of<F>::BYTES;
     extern __shared__ __align__(128) unsigned char ring_memory[];
@@ -235,7 +235,7 @@ static __device__ __forceinline__ void run_ring(const carry_tile_product &p, con
     float factors[8] = {};
     if (p.norm != nullptr) {
         const int at = (warp >> team_shift(sequences)) * 32 + lane;
-        take_factors<PLAIN>(factors, p, b.first * CARRY_QUANT_UNIT_COLUMNS + at * 8);
+        take_factors<ONE>(factors, p, b.first * CARRY_QUANT_UNIT_COLUMNS + at * 8);
     }
     if (m.cluster > 1) {
         cg::this_cluster().sync(); /* the first block may receive sums */
@@ -245,7 +245,7 @@ static __device__ __forceinline__ void run_ring(const carry_tile_product &p, con
     if constexpr (ONE) {
         ring_stage_one<F, W>(p, m, b, memory, thread, factors);
     } else {
-        ring_stage<F, NT, W, PLAIN>(p, m, b, memory, sequences, factors);
+        ring_stage<F, NT, W>(p, m, b, memory, sequences, factors);
     }
     __syncthreads();
     const float *sums = (const float *)(memory + m.sums_at);

@@ -66,16 +66,16 @@ static __device__ __forceinline__ int team_shift(int sequences) {
     return sequences > 4 ? 3 : sequences > 2 ? 2 : sequences - 1;
 }
 
-/* The norm's factors for eight columns; 0 past the end. PLAIN: is_plain is true. */
-template <bool PLAIN>
+/* The norm's factors for eight columns; 0 past the end. ONE: stages_one is true. */
+template <bool ONE = false>
 static __device__ __forceinline__ void take_factors(float (&to)[8], const carry_tile_product &p, int column) {
-    if (column + 8 <= p.columns && (PLAIN || (uintptr_t)p.norm % 16 == 0)) {
+    if (column + 8 <= p.columns && (ONE || (uintptr_t)p.norm % 16 == 0)) {
         *(float4 *)to = __ldg((const float4 *)(p.norm + column));
         *(float4 *)(to + 4) = __ldg((const float4 *)(p.norm + column + 4));
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            to[i] = !PLAIN && column + i < p.columns ? __ldg(p.norm + column + i) : -p.plus;
+            to[i] = !ONE && column + i < p.columns ? __ldg(p.norm + column + i) : -p.plus;
         }
     }
 #pragma unroll
@@ -125,8 +125,8 @@ static __device__ __forceinline__ float warp_sum(float sum) {
 /* Writes x, or with a norm x times the norm's factors, times X_SCALE in f16, limited to X_MOST in magnitude. If the
    format has minima that multiply sums, also writes the sums of these f16 numbers over its groups; with a norm, also
    the sums of squares of x without factors. first: the norm's factors for the first columns of this thread, which are
-   loaded before x is waited for. PLAIN: is_plain is true. */
-template <class F, int NT, int W, bool PLAIN>
+   loaded before x is waited for. */
+template <class F, int NT, int W>
 static __device__ __forceinline__ void ring_stage(const carry_tile_product &p, const ring_plan &m, const ring_share &b,
                                                   unsigned char *memory, int sequences, const float (&first)[8]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -140,7 +140,7 @@ static __device__ __forceinline__ void ring_stage(const carry_tile_product &p, c
             const int column = b.first * CARRY_QUANT_UNIT_COLUMNS + at * 8;
             float x[8] = {};
             if (at < b.mine * 16) {
-                take_x<PLAIN>(x, p, s, column);
+                take_x(x, p, s, column);
                 if (p.norm != nullptr) {
                     float factors[8];
 #pragma unroll
@@ -149,7 +149,7 @@ static __device__ __forceinline__ void ring_stage(const carry_tile_product &p, c
                         square = fmaf(x[i], x[i], square);
                     }
                     if (at >= members * 32) {
-                        take_factors<PLAIN>(factors, p, column);
+                        take_factors(factors, p, column);
                     }
 #pragma unroll
                     for (int i = 0; i < 8; i++) {
@@ -178,13 +178,13 @@ static __device__ __forceinline__ void ring_stage(const carry_tile_product &p, c
     }
 }
 
-/* True if x is in bf16, and eight columns of it and of the norm's factors can always be loaded at once. */
-static inline bool is_plain(const carry_tile_product &p) {
+/* True if ring_stage_one supports the product. */
+static inline bool stages_one(const carry_tile_product &p) {
     return p.columns % 8 == 0 && !p.x_is_wide && p.x_is_aligned && (uintptr_t)p.norm % 16 == 0;
 }
 
-/* As ring_stage with PLAIN, for one sequence: the next columns of a thread are loaded before these are used. factors:
-   the norm's factors for the first columns of this thread. */
+/* As ring_stage, for one sequence: the next columns of a thread are loaded before these are used. factors: the norm's
+   factors for the first columns of this thread. */
 template <class F, int W>
 static __device__ __forceinline__ void ring_stage_one(const carry_tile_product &p, const ring_plan &m,
                                                       const ring_share &b, unsigned char *memory, int thread,

@@ -107,12 +107,11 @@ static __device__ __forceinline__ void scale(__half2 (&a)[2][4], const unsigned 
     }
 }
 
-/* Loads eight columns of x from `column` on; columns past the end are 0. PLAIN: is_plain is true. */
-template <bool PLAIN>
+/* Loads eight columns of x from `column` on; columns past the end are 0. */
 static __device__ __forceinline__ void take_x(float (&to)[8], const carry_tile_product &p, int sequence, int column) {
     const int64_t at = sequence * p.x_stride + column;
-    const bool is_whole = column + 8 <= p.columns && (PLAIN || p.x_is_aligned);
-    if (is_whole && (PLAIN || !p.x_is_wide)) {
+    const bool is_whole = column + 8 <= p.columns && p.x_is_aligned;
+    if (is_whole && !p.x_is_wide) {
         const uint4 in = __ldcg((const uint4 *)((const __nv_bfloat16 *)p.x + at));
         const unsigned words[4] = {in.x, in.y, in.z, in.w};
 #pragma unroll
@@ -120,14 +119,14 @@ static __device__ __forceinline__ void take_x(float (&to)[8], const carry_tile_p
             to[2 * i] = __uint_as_float(words[i] << 16);
             to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
         }
-    } else if (!PLAIN && is_whole) {
+    } else if (is_whole) {
         *(float4 *)to = __ldcg((const float4 *)((const float *)p.x + at));
         *(float4 *)(to + 4) = __ldcg((const float4 *)((const float *)p.x + at) + 1);
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            to[i] = PLAIN || column + i >= p.columns ? 0.0f
-                    : p.x_is_wide                    ? __ldcg((const float *)p.x + at + i)
+            to[i] = column + i >= p.columns ? 0.0f
+                    : p.x_is_wide           ? __ldcg((const float *)p.x + at + i)
                                   : __uint_as_float((unsigned)__ldcg((const unsigned short *)p.x + at + i) << 16);
         }
     }
