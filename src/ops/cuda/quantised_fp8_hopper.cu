@@ -27,46 +27,26 @@ static __device__ __forceinline__ unsigned e4m3_pair(float a, float b) {
     return pair;
 }
 
-constexpr int ROUND_LANES = 16, ROUND_ROWS = 4; /* of a row's 128 columns; rows that a lane has at once */
-constexpr int ROUND_BLOCK = THREADS / ROUND_LANES * ROUND_ROWS;
-
-/* A block rounds 128 columns, from 128 blockIdx.x on, of ROUND_BLOCK rows. A lane has eight columns. */
+/* A warp rounds 128 columns of a row, four in each lane. */
 static __global__ __launch_bounds__(THREADS) void fp8_round(fp8_rows to, const uint16_t *x, int64_t x_row, int rows,
                                                             int columns) {
-    const int lane = (int)threadIdx.x % ROUND_LANES,
-              first = (int)(blockIdx.y * ROUND_BLOCK + threadIdx.x / ROUND_LANES);
-    const int column = (int)blockIdx.x * FP8_GROUP + lane * 8;
-    uint2 in[ROUND_ROWS][2];
-#pragma unroll
-    for (int i = 0; i < ROUND_ROWS; i++) {
-        const int row = first + i * (THREADS / ROUND_LANES);
-        const uint16_t *from = x + min(row, rows - 1) * x_row + column;
-        in[i][0] = *(const uint2 *)from;
-        in[i][1] = *(const uint2 *)(from + 4);
-    }
-#pragma unroll
-    for (int i = 0; i < ROUND_ROWS; i++) {
-        const int row = first + i * (THREADS / ROUND_LANES);
-        const unsigned pairs[4] = {in[i][0].x, in[i][0].y, in[i][1].x, in[i][1].y};
-        float v[8], largest = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            v[j] = __uint_as_float(j % 2 == 0 ? pairs[j / 2] << 16 : pairs[j / 2] & 0xffff0000u);
-            largest = fmaxf(largest, fabsf(v[j]));
-        }
-#pragma unroll
-        for (int apart = ROUND_LANES / 2; apart > 0; apart >>= 1) {
+    const int lane = (int)threadIdx.x % 32, groups = columns / FP8_GROUP;
+    const int64_t step = (int64_t)gridDim.x * (THREADS / 32);
+    for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32; i < (int64_t)rows * groups; i += step) {
+        const int row = (int)(i / groups), group = (int)(i % groups);
+        const uint2 in = *(const uint2 *)(x + row * x_row + group * FP8_GROUP + lane * 4);
+        const float v[4] = {__uint_as_float(in.x << 16), __uint_as_float(in.x & 0xffff0000u),
+                            __uint_as_float(in.y << 16), __uint_as_float(in.y & 0xffff0000u)};
+        float largest = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+        for (int apart = 16; apart > 0; apart >>= 1) {
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
         }
         /* A scale below the smallest normal number would have an infinite inverse. */
         const float scale = fmaxf(largest, 1e-30f) / FP8_MOST, by = 1.0f / scale;
-        const unsigned low = e4m3_pair(v[0] * by, v[1] * by) | e4m3_pair(v[2] * by, v[3] * by) << 16;
-        const unsigned high = e4m3_pair(v[4] * by, v[5] * by) | e4m3_pair(v[6] * by, v[7] * by) << 16;
-        if (row < rows) {
-            *(uint2 *)(to.codes + (size_t)row * columns + column) = make_uint2(low, high);
-            if (lane == 0) {
-                to.scales[(size_t)blockIdx.x * rows + row] = scale;
-            }
+        *(unsigned *)(to.codes + (size_t)row * columns + group * FP8_GROUP + lane * 4) =
+            e4m3_pair(v[0] * by, v[1] * by) | e4m3_pair(v[2] * by, v[3] * by) << 16;
+        if (lane == 0) {
+            to.scales[(size_t)group * rows + row] = scale;
         }
     }
 }
@@ -75,13 +55,11 @@ static __global__ __launch_bounds__(THREADS) void fp8_round(fp8_rows to, const u
 static __global__ __launch_bounds__(THREADS) void fp8_untile(fp8_rows to, carry_quant_tiles l,
                                                              const unsigned char *tiles, int first, int rows,
                                                              bool is_square) {
-    const int columns = (int)l.columns, at_thread = (int)(blockIdx.x * THREADS + threadIdx.x);
-    const int unit = at_thread / 128, piece = at_thread % 128 / 32, lane = at_thread % 32;
-    if (unit >= l.units) {
-        return;
-    }
-    for (int tile = (int)blockIdx.y; tile < l.tiles; tile += (int)gridDim.y) {
-        const int row = first + tile * CARRY_QUANT_TILE_ROWS + lane / 4;
+    const int columns = (int)l.columns;
+    const int64_t each = l.units * 128, step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < l.tiles * each; i += step) {
+        const int tile = (int)(i / each), unit = (int)(i % each) / 128, piece = (int)(i % 128) / 32;
+        const int lane = (int)(i % 32), row = first + tile * CARRY_QUANT_TILE_ROWS + lane / 4;
         const unsigned char *from = tiles + (size_t)tile * l.tile_bytes + (size_t)unit * l.unit_bytes;
         const uint4 w = *(const uint4 *)(from + piece * 512 + lane * 16);
         unsigned char *at = to.codes + (size_t)row * columns + unit * FP8_GROUP + piece * 32 + lane % 4 * 8;
@@ -150,10 +128,8 @@ static carry_status fp8_product(carry_ctx *ctx, const place &at, const fp8_rows 
     for (int64_t i = 0, row = 0; i < count; row += W[i++].shape[0]) {
         carry_quant_tiles l;
         (void)carry_quant_tiles_of_tensor(&l, &W[i]);
-        const dim3 blocks((unsigned)((l.units * 128 + THREADS - 1) / THREADS),
-                          (unsigned)(l.tiles < 65535 ? l.tiles : 65535));
-        fp8_untile<<<blocks, THREADS, 0, at.stream>>>(w, l, (const unsigned char *)W[i].data, (int)row, (int)p.n,
-                                                      is_square(W[0]));
+        fp8_untile<<<blocks_for(l.tiles * l.units * 128, THREADS), THREADS, 0, at.stream>>>(
+            w, l, (const unsigned char *)W[i].data, (int)row, (int)p.n, is_square(W[0]));
     }
     p.m = m;
     p.k = p.a_row = p.b_row = columns;
@@ -193,8 +169,8 @@ static carry_status by_fp8(carry_ctx *ctx, const place &at, const matrix *c, int
     void *memory = NULL;
     CARRY_TRY(carry_cuda_alloc_on(ctx, &memory, at.ordinal, fp8_bytes(m, columns) + most, (carry_stream *)at.stream));
     const fp8_rows x = fp8_at(memory, m, columns);
-    const dim3 blocks((unsigned)(columns / FP8_GROUP), (unsigned)((m + ROUND_BLOCK - 1) / ROUND_BLOCK));
-    fp8_round<<<blocks, THREADS, 0, at.stream>>>(x, (const uint16_t *)a.data, a.row, (int)m, (int)columns);
+    fp8_round<<<blocks_for(m * (columns / FP8_GROUP), THREADS / 32), THREADS, 0, at.stream>>>(
+        x, (const uint16_t *)a.data, a.row, (int)m, (int)columns);
     carry_status status = launched(ctx, at, "activations cannot be rounded to 8 bits");
     bool fine = true;
     *done = 0;
