@@ -1,7 +1,7 @@
 /* Kernels of quantised_ring_hopper.cuh for one sequence. The number of sequences, the tiles of an item and the blocks
    of a cluster are constants, so that instructions take 19 to 23 KB: an H200 executes up to 32 KB of straight code at
-   full speed, and the 49 KB of the kernels for 1 to 8 sequences at less than half. A first version with 29 KB took
-   1.20 ms for a step of one sequence instead of 1.31 (4B, int4_g128; docs/attempts/quantised.md, 13.). */
+   full speed, and the 49 KB of the kernels for 1 to 8 sequences at less than half. A step of one sequence takes 1.13 ms
+   instead of 1.31 (4B, int4_g128; docs/attempts/quantised.md, 13.). */
 #include "ops/cuda/quantised_launch_hopper.cuh"
 
 namespace quantised {
